@@ -1,0 +1,142 @@
+"""FGSM and PGD: climb the goal along its input gradient, staying inside the threat set and [0, 1].
+
+x <- clip(x + project(x' + step * ascent(grad goal(x')) - x)), the last iterate, no restarts, as in the paper's
+evaluation. FGSM is one step of size eps (the paper's "PGD with one iteration" at its own step size would leave most
+images untouched; its numbers are those of a full step).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from widemargin import randomness
+from widemargin.checks import check_images, check_labels, check_logits, choice
+from widemargin.errors import InputError
+from widemargin.losses import cross_entropy
+from widemargin.modes import frozen, in_mode
+from widemargin.threat import Threat, make_threat
+from widemargin.types import Goal, ModelMode, Norm, RandomStart
+
+GAUSSIAN_START = 0.001
+"""The TRADES family's start: this much normal noise, not clipped before the first step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PGD:
+    """Projected gradient descent on the images.
+
+    ``mode="train"`` runs the passes in training mode and lets them update batch-norm statistics, as the released EMR
+    code does; the default leaves the model as it was.
+    """
+
+    eps: float
+    step_size: float
+    steps: int
+    norm: Norm = "linf"
+    random_start: RandomStart = False
+    mode: ModelMode = "eval"
+
+    def __post_init__(self) -> None:
+        make_threat(self.norm, self.eps)
+        if not (math.isfinite(self.step_size) and self.step_size > 0):
+            raise InputError(f"PGD.step_size must be a positive number, got {self.step_size!r}; eps/4 is usual")
+        if self.norm == "linf" and self.step_size > 1:
+            raise InputError(
+                f"PGD.step_size must be at most 1, got {self.step_size!r}; images are in [0, 1], "
+                f"did you mean {self.step_size:g}/255?"
+            )
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise InputError(f"PGD.steps must be a whole number of at least 1, got {self.steps!r}")
+        choice("PGD", "random_start", self.random_start, (False, "uniform", "gaussian"))
+        choice("PGD", "mode", self.mode, ("eval", "train"))
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        goal: Goal | None = None,
+        start: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Attack the images x with labels y; ``start`` is the first point, used as it is."""
+        check_images("PGD", x)
+        check_labels("PGD", y, batch=len(x))
+        threat = make_threat(self.norm, self.eps)
+        point = self._first_point(threat, x, generator) if start is None else _given(start, x)
+        with in_mode(model, self.mode), frozen(model):
+            return climb(model, x, y, threat, point, self.step_size, self.steps, goal or cross_entropy)
+
+    def _first_point(self, threat: Threat, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        if self.random_start is False:
+            return x.detach()
+        generator = randomness.fresh() if generator is None else generator
+        if self.random_start == "uniform":
+            return (x.detach() + threat.random(x, generator)).clamp_(0, 1)
+        noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device)
+        return x.detach() + GAUSSIAN_START * noise.to(x.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGSM:
+    """The fast gradient sign method: one step of the whole radius."""
+
+    eps: float
+    norm: Norm = "linf"
+    mode: ModelMode = "eval"
+
+    def __post_init__(self) -> None:
+        self._as_pgd()
+
+    def _as_pgd(self) -> PGD:
+        return PGD(eps=self.eps, step_size=self.eps, steps=1, norm=self.norm, mode=self.mode)
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        goal: Goal | None = None,
+        start: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Attack the images x with labels y."""
+        return self._as_pgd()(model, x, y, goal=goal, start=start, generator=generator)
+
+
+def climb(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, point: Tensor, step_size: float, steps: int, goal: Goal
+) -> Tensor:
+    """The loop itself; the model is already in the mode it should run in."""
+    x = x.detach()
+    for _ in range(steps):
+        gradient = _goal_gradient(model, point, y, goal)
+        moved = point + step_size * threat.ascent(gradient)
+        point = (x + threat.project(moved - x)).clamp_(0, 1)
+    return point
+
+
+def _goal_gradient(model: nn.Module, point: Tensor, y: Tensor, goal: Goal) -> Tensor:
+    leaf = point.detach().requires_grad_(True)
+    with torch.enable_grad():
+        logits = model(leaf)
+        check_logits("attack", logits, batch=len(leaf))
+        check_labels("attack", y, batch=len(leaf), num_classes=logits.shape[1])
+        total = goal(logits, y).sum()
+    if not total.requires_grad:
+        raise InputError(
+            "attack: the goal carries no gradient to the images; the model's forward detaches its logits, "
+            "or runs under torch.no_grad() or torch.inference_mode()"
+        )
+    with torch.autocast(leaf.device.type, enabled=False):
+        return torch.autograd.grad(total, leaf)[0]
+
+
+def _given(start: Tensor, x: Tensor) -> Tensor:
+    if start.shape != x.shape:
+        raise InputError(f"attack: start must have the shape of the images {tuple(x.shape)}, got {tuple(start.shape)}")
+    return start.detach().to(dtype=x.dtype, device=x.device)

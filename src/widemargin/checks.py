@@ -1,0 +1,60 @@
+"""Checks at the doors of the package, so that nothing inside has to check again.
+
+Range checks read values, which on a GPU would wait for the device; in the calls of a training loop they run only where
+they are free (on the CPU). Data sets and evaluations are always checked, once, where they enter.
+"""
+
+from torch import Tensor
+
+from widemargin.errors import InputError
+
+
+def check_images(owner: str, x: Tensor) -> None:
+    """Images must be a floating-point batch; on the CPU their range is checked too."""
+    check_batch(owner, x)
+    if x.device.type == "cpu":
+        check_range(owner, x)
+
+
+def check_batch(owner: str, x: Tensor) -> None:
+    """A batch of images is floating point, has a batch axis and at least one sample."""
+    if not x.is_floating_point():
+        raise InputError(f"{owner}: images must be floating point in [0, 1], got {x.dtype}; divide by 255 first")
+    if x.dim() < 2 or x.shape[0] == 0:
+        raise InputError(f"{owner}: images must be a batch (B, ...) of at least one sample, got shape {tuple(x.shape)}")
+
+
+def check_range(owner: str, x: Tensor) -> None:
+    """Images must lie in [0, 1] (NaN does not)."""
+    low, high = (float(v) for v in x.detach().aminmax())
+    if not (low >= 0.0 and high <= 1.0):
+        raise InputError(
+            f"{owner}: images must be in [0, 1], got values from {low:.4g} to {high:.4g}; "
+            "keep pixels in [0, 1] and put any normalization inside the model"
+        )
+
+
+def check_labels(owner: str, y: Tensor, *, batch: int, num_classes: int | None = None) -> None:
+    """Labels must be (B,) integers; with ``num_classes``, on the CPU, in range as well."""
+    if y.is_floating_point() or y.shape != (batch,):
+        raise InputError(f"{owner}: labels must be integers of shape ({batch},), got {y.dtype} {tuple(y.shape)}")
+    if num_classes is not None and y.device.type == "cpu":
+        low, high = (int(v) for v in y.aminmax())
+        if low < 0 or high >= num_classes:
+            raise InputError(
+                f"{owner}: labels must be in 0..{num_classes - 1}, got {low}..{high}; "
+                f"the model has {num_classes} outputs"
+            )
+
+
+def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
+    """A classifier returns (B, K) with at least two classes."""
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != batch or logits.shape[1] < 2:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise InputError(f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}")
+
+
+def choice(owner: str, field: str, value: object, allowed: "tuple[object, ...]") -> None:
+    """Refuse a value that is not one of the allowed ones, naming them."""
+    if value not in allowed or isinstance(value, bool) != isinstance(allowed[allowed.index(value)], bool):
+        raise InputError(f"{owner}.{field} must be one of {', '.join(map(repr, allowed))}, got {value!r}")

@@ -1,0 +1,85 @@
+"""Run configurations on disk (TOML) and on the command line (dotted overrides)."""
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from widemargin.config import KINDS, RunConfig
+from widemargin.errors import InputError
+from widemargin.plain import Table, from_table, to_table
+
+
+def to_dict(config: RunConfig) -> Table:
+    """The configuration as plain tables."""
+    table: Table = to_table(config, KINDS)
+    return table
+
+
+def from_dict(table: Table) -> RunConfig:
+    """The configuration that the tables describe."""
+    return from_table(RunConfig, table, KINDS)
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as TOML."""
+    return tomli_w.dumps(to_dict(config))
+
+
+def read_toml(path: Path) -> RunConfig:
+    """Read a configuration file."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return from_dict(table)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def with_overrides(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
+    """The configuration with each ``path.to.key=value`` set; the value is TOML, or text where that does not parse."""
+    table = to_dict(config)
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path.strip():
+            raise InputError(f"--set {override!r}: write path=value, for example emr.weight=0.3")
+        _put(table, path.strip().split("."), _parse(text.strip()), override)
+    return from_dict(table)
+
+
+def _put(table: Table, keys: list[str], value: Any, override: str) -> None:
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise InputError(f"--set {override!r}: {key!r} is a value, not a table")
+    if value == "none":
+        table.pop(keys[-1], None)
+    else:
+        table[keys[-1]] = value
+
+
+def _parse(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
+    """The dotted keys in which two configurations differ, as "key: ours, theirs"."""
+    left, right = _flat(to_dict(ours)), _flat(to_dict(theirs))
+    keys = [key for key in [*left, *(k for k in right if k not in left)] if left.get(key) != right.get(key)]
+    return [f"{key}: {left.get(key)!r} here, {right.get(key)!r} there" for key in keys]
+
+
+def _flat(table: Table, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,76 @@
+"""Batches in an order that depends on (seed, epoch) alone, so that a run can stop at any step and go on from there."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from widemargin.data.augment import Augmentation, NoAugmentation
+from widemargin.data.image_set import ImageSet, as_floats
+from widemargin.errors import InputError
+from widemargin.randomness import derived
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One step's data: images (B, C, H, W) float32 in [0, 1], labels (B,), and where in the set they come from."""
+
+    step: int
+    indices: Tensor
+    images: Tensor
+    labels: Tensor
+
+
+def epoch_order(n: int, *, seed: int, epoch: int) -> Tensor:
+    """The order in which this epoch visits n images: a permutation, on the CPU."""
+    return torch.randperm(n, generator=derived(seed, "order", epoch))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Batches:
+    """Training batches of a set. Every tensor lives on the set's device; no step waits for it."""
+
+    data: ImageSet
+    batch_size: int
+    seed: int
+    augmentation: Augmentation = field(default_factory=NoAugmentation)
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        _check_size(self.batch_size)
+        if self.drop_last and self.batch_size > len(self.data):
+            raise InputError(
+                f"batch_size must be at most {len(self.data)}, the number of images in {self.data.name}, when the last "
+                f"incomplete batch is dropped, got {self.batch_size}; use a smaller one or drop_last=False"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches in an epoch."""
+        whole, rest = divmod(len(self.data), self.batch_size)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch from ``start_step`` on, exactly as a full epoch would give them."""
+        if not 0 <= start_step <= self.steps_per_epoch:
+            raise InputError(f"start_step must be in [0, {self.steps_per_epoch}], got {start_step}")
+        order = epoch_order(len(self.data), seed=self.seed, epoch=epoch).to(self.data.device)
+        return (self._batch(order, epoch, step) for step in range(start_step, self.steps_per_epoch))
+
+    def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
+        indices = order[step * self.batch_size : (step + 1) * self.batch_size]
+        images = self.augmentation(self.data.images[indices], derived(self.seed, "augment", epoch, step))
+        return Batch(step, indices, as_floats(images), self.data.labels[indices])
+
+
+def in_order(data: ImageSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """(images in [0, 1], labels) from first to last, the last batch possibly smaller: for evaluation."""
+    _check_size(batch_size)
+    rows = (slice(start, start + batch_size) for start in range(0, len(data), batch_size))
+    return ((data.floats(part), data.labels[part]) for part in rows)
+
+
+def _check_size(batch_size: int) -> None:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size must be a whole number from 1 up, got {batch_size!r}")

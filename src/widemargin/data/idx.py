@@ -1,0 +1,77 @@
+"""The idx format of MNIST, gzipped or not: a big-endian header (magic, one size per dimension), then uint8 values.
+
+The magic number's third byte is the type (8: uint8), its fourth the number of dimensions.
+"""
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from widemargin.data.sizes import check_claim
+from widemargin.errors import InputError
+
+_GZIP_MARK = b"\x1f\x8b"
+_UINT8 = 0x08
+
+
+def read_images(path: Path) -> Tensor:
+    """(N, 1, H, W) uint8 from an ``idx3-ubyte`` file."""
+    return _read(path, dimensions=3).unsqueeze(1)
+
+
+def read_labels(path: Path) -> Tensor:
+    """(N,) int64 from an ``idx1-ubyte`` file."""
+    return _read(path, dimensions=1).to(torch.int64)
+
+
+def _read(path: Path, *, dimensions: int) -> Tensor:
+    try:
+        with path.open("rb") as stored:
+            deflated = stored.read(2) == _GZIP_MARK
+        with cast(BinaryIO, gzip.open(path) if deflated else path.open("rb")) as stream:
+            return _read_stream(stream, path, dimensions=dimensions, deflated=deflated)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read as an idx file ({error}); fetch it again") from error
+
+
+def _read_stream(stream: BinaryIO, path: Path, *, dimensions: int, deflated: bool) -> Tensor:
+    shape = _read_shape(stream, path, dimensions)
+    expected = math.prod(shape)
+    header = 4 + 4 * dimensions
+    check_claim(str(path), claimed=expected + header, stored=path.stat().st_size, deflated=deflated)
+    content = stream.read(expected)
+    surplus = len(stream.read(1))
+    if len(content) != expected or surplus:
+        actual = "more" if surplus else f"{len(content) + header}"
+        raise InputError(
+            f"{path}: expected {expected + header} bytes for shape {shape}, got {actual}; fetch the file again"
+        )
+    values = np.frombuffer(content, dtype=np.uint8).reshape(shape).copy()  # bytes are read-only, tensors are not
+    return torch.from_numpy(values)
+
+
+def _read_shape(stream: BinaryIO, path: Path, dimensions: int) -> tuple[int, ...]:
+    """The sizes in the header, after checking the magic number."""
+    size = 4 + 4 * dimensions
+    header = stream.read(size)
+    if len(header) != size:
+        raise InputError(f"{path}: expected an idx header of {size} bytes, got {len(header)}; fetch it again")
+    magic, *shape = struct.unpack(f">{1 + dimensions}I", header)
+    wanted = (_UINT8 << 8) | dimensions
+    if magic != wanted:
+        kinds = {0x0803: "images", 0x0801: "labels"}
+        found = f"an idx file of {kinds[magic]}" if magic in kinds else "not an MNIST idx file"
+        raise InputError(
+            f"{path}: expected magic number {wanted} ({kinds[wanted]}), got {magic}: this is {found}; "
+            "put the right file there"
+        )
+    if 0 in shape:
+        raise InputError(f"{path}: holds no values (shape {tuple(shape)}); fetch the file again")
+    return tuple(shape)

@@ -1,0 +1,95 @@
+"""A forward pass that can be differentiated twice: correctly, and without the waste of the stock operators.
+
+The penalties need d/d(parameters) of an input gradient, so autograd runs backward through backward. Four things spoil
+that, and ``differentiable_twice()`` repairs them while a model's own, unchanged ``forward`` runs:
+
+- ``relu``: its second derivative is written as a zero tensor that is then pushed through the whole network, two
+  forwards' worth of work for nothing. Multiplying by the mask has the same value and gradient and no such term.
+- batch norm in evaluation mode: autograd keeps the running statistics by reference and does not notice when a later
+  train-mode forward overwrites them; the penalty's gradient is then silently wrong. The affine form reads them now.
+- batch norm in training mode, or without running statistics, couples the samples: a per-sample input gradient does not
+  exist. Refused.
+- fused attention and torch.compile have no second derivative: the plain operators run instead.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from widemargin.errors import InputError
+
+
+@contextmanager
+def differentiable_twice() -> Iterator[None]:
+    """Within it, forwards are eager and their graphs can be differentiated twice."""
+    with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), _Rewrite():
+        yield
+
+
+def _relu(x: Tensor, inplace: bool = False) -> Tensor:
+    mask = (x > 0).to(x.dtype)
+    return x.mul_(mask) if inplace else x * mask
+
+
+def _relu_in_place(x: Tensor) -> Tensor:
+    return _relu(x, inplace=True)
+
+
+def _leaky_relu(x: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    slope = torch.where(x > 0, 1.0, negative_slope).to(x.dtype)
+    return x.mul_(slope) if inplace else x * slope
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,  # noqa: ARG001 - the operator's own signature
+    eps: float = 1e-5,
+) -> Tensor:
+    if training or running_mean is None or running_var is None:
+        raise InputError(
+            "the model has a batch norm without running statistics (track_running_stats=False, or a forward that "
+            "forces training=True); it couples the samples of a batch, so per-sample input gradients do not exist. "
+            "Use running statistics or another normalization"
+        )
+    scale = torch.rsqrt(running_var + eps)
+    scale = scale if weight is None else scale * weight
+    shift = -running_mean * scale
+    shift = shift if bias is None else shift + bias
+    axes = (1, -1, *[1] * (x.dim() - 2))
+    return torch.addcmul(shift.view(axes), x, scale.view(axes)).to(x.dtype)
+
+
+_REWRITES: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    F.relu: _relu,
+    torch.relu: _relu,
+    Tensor.relu: _relu,
+    torch.relu_: _relu_in_place,
+    Tensor.relu_: _relu_in_place,
+    F.leaky_relu: _leaky_relu,
+    F.batch_norm: _batch_norm,
+}
+
+
+class _Rewrite(TorchFunctionMode):
+    """Replaces the operators above, whoever calls them."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        operator: Callable[..., Any] = _REWRITES.get(func, func)
+        return operator(*args, **(kwargs or {}))

@@ -1,0 +1,42 @@
+"""Effective margins of a data set: clean, or at the images an attack finds."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from widemargin.evaluation.accuracy import Advance, classified
+from widemargin.margins import MarginSummary, effective_margin, summarize
+from widemargin.modes import frozen
+from widemargin.types import Norm
+
+
+@dataclass(frozen=True)
+class MeasuredMargins:
+    """The margin of each example and whether it is classified correctly, both (N,) on the CPU."""
+
+    margins: Tensor
+    correct: Tensor
+
+    def over_all(self) -> MarginSummary:
+        """Summary over all examples."""
+        return summarize(self.margins)
+
+    def over_correct(self) -> MarginSummary:
+        """Summary over the correctly classified ones, as the paper's tables have it."""
+        return summarize(self.margins[self.correct])
+
+
+def measure_margins(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, norm: Norm = "l2", advance: Advance | None = None
+) -> MeasuredMargins:
+    """Measure the margins of every batch."""
+    margins, correct = [], []
+    with frozen(model):
+        for x, y in batches:
+            margins.append(effective_margin(model, x, y, norm))
+            correct.append(classified(model, x, y))
+            if advance is not None:
+                advance(len(y))
+    return MeasuredMargins(torch.cat(margins).cpu(), torch.cat(correct).cpu())

@@ -1,0 +1,38 @@
+"""What an evaluation is pointed at: a run folder or a checkpoint file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from widemargin.checkpoints import Description, load_checkpoint, restore_model
+from widemargin.errors import InputError
+
+BEST, LAST = "best.safetensors", "last.safetensors"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model ready to be judged, and where it comes from."""
+
+    model: nn.Module
+    path: Path
+    description: Description
+
+
+def load_target(path: Path) -> Target:
+    """The best weights of a run folder (else its last), or the weights of a checkpoint file."""
+    file = _checkpoint_file(path)
+    checkpoint = load_checkpoint(file)
+    return Target(model=restore_model(checkpoint, source=file), path=file, description=checkpoint.description)
+
+
+def _checkpoint_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    for name in (BEST, LAST):
+        if (path / name).is_file():
+            return path / name
+    if path.is_dir():
+        raise InputError(f"the folder {path} holds no {BEST} or {LAST}; is it a run folder, and has an epoch finished?")
+    raise InputError(f"{path} does not exist; give a run folder (what --out named) or a .safetensors checkpoint")

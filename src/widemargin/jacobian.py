@@ -1,0 +1,90 @@
+"""Input gradients of logits.
+
+Notation: z (B, K) logits, w_j = dz_j/dx the rows of a sample's Jacobian. In evaluation mode samples do not see each
+other, so one backward pass from ``sum over samples of c_i . z_i`` gives every sample its own vector-Jacobian product
+c_i J_i. A set of M such products costs M backward passes; the vectorised form runs them as one batched pass.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from widemargin.checks import check_batch, check_logits
+from widemargin.double_backward import differentiable_twice
+from widemargin.errors import InputError
+from widemargin.modes import evaluating
+
+
+def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor, Tensor]:
+    """Evaluation-mode logits of x, and the leaf they can be differentiated by (twice).
+
+    Logits are float32 or wider whatever the model computes in, so that softmax and squares do not lose small values.
+    """
+    check_batch(owner, x)
+    leaf = x.detach().requires_grad_(True)
+    with evaluating(model), differentiable_twice():
+        logits = model(leaf)
+    check_logits(owner, logits, batch=x.shape[0])
+    if not logits.requires_grad:
+        raise InputError(
+            f"{owner}: the model's logits carry no gradient; its forward detaches them, "
+            "or runs under torch.no_grad() or torch.inference_mode()"
+        )
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)), leaf
+
+
+def vector_jacobian_products(
+    logits: Tensor, leaf: Tensor, cotangents: Tensor, *, create_graph: bool = False, keep_graph: bool = False
+) -> Tensor:
+    """(M, B, K) cotangents -> (M, B, ...) input gradients, one batched backward pass for all M."""
+    products = _grad(logits, leaf, cotangents, create_graph, create_graph or keep_graph, len(cotangents) > 1)
+    return products.to(torch.promote_types(products.dtype, torch.float32))
+
+
+def _grad(
+    logits: Tensor, leaf: Tensor, cotangents: Tensor, create_graph: bool, keep_graph: bool, batched: bool
+) -> Tensor:
+    with torch.autocast(leaf.device.type, enabled=False):  # backward runs outside autocast, as torch recommends
+        (gradient,) = torch.autograd.grad(
+            logits,
+            leaf,
+            cotangents if batched else cotangents[0],
+            retain_graph=keep_graph,
+            create_graph=create_graph,
+            is_grads_batched=batched,
+        )
+    return gradient if batched else gradient.unsqueeze(0)
+
+
+def one_hot_cotangents(logits: Tensor, classes: range) -> Tensor:
+    """(M, B, K): for each class of the range, the cotangent that picks its logit in every sample."""
+    rows = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)[classes.start : classes.stop]
+    return rows[:, None, :].expand(-1, logits.shape[0], -1)
+
+
+def class_chunks(num_classes: int, size: int) -> list[range]:
+    """The classes in order, ``size`` at a time."""
+    return [range(start, min(start + size, num_classes)) for start in range(0, num_classes, size)]
+
+
+def logit_jacobian(model: nn.Module, x: Tensor, *, classes_at_once: int = 16) -> Tensor:
+    """(B, K, ...): the rows w_j = dz_j/dx of every sample, without a graph."""
+    with torch.enable_grad():
+        logits, leaf = logits_and_leaf(model, x, owner="logit_jacobian")
+    chunks = class_chunks(logits.shape[1], classes_at_once)
+    rows = [
+        vector_jacobian_products(logits, leaf, one_hot_cotangents(logits, chunk), keep_graph=chunk is not chunks[-1])
+        for chunk in chunks
+    ]
+    return torch.cat(rows).transpose(0, 1)
+
+
+def logit_jacobian_slowly(model: nn.Module, x: Tensor) -> Tensor:
+    """The same one sample and one class at a time, with nothing clever: what the rest is tested against."""
+    samples = []
+    with evaluating(model), torch.enable_grad():
+        for sample in x.detach().split(1):
+            leaf = sample.clone().requires_grad_(True)
+            logits = model(leaf)[0]
+            rows = [torch.autograd.grad(logit, leaf, retain_graph=True)[0][0] for logit in logits]
+            samples.append(torch.stack(rows))
+    return torch.stack(samples)

@@ -1,0 +1,48 @@
+"""The paper's MLP for MNIST: 784 -> 1024 x 4 (ReLU each) -> 10, without batch norm or dropout.
+
+Keys: ``fcs.{i}.{weight,bias}``; the last one is the head. PyTorch's default initialization.
+"""
+
+import math
+from itertools import pairwise
+from typing import cast
+
+from torch import Tensor, nn
+
+from widemargin.heads import Head, LinearHead, MakeHead
+from widemargin.models.classifier import Classifier
+from widemargin.models.constraints import ImageShape, require_counts, require_image_shape
+from widemargin.models.normalize import Normalization
+
+
+class MLP(Classifier):
+    """Fully connected layers with ReLU between; ``hidden=()`` gives a linear classifier of the pixels."""
+
+    def __init__(
+        self,
+        *,
+        image_shape: ImageShape = (1, 28, 28),
+        num_classes: int = 10,
+        hidden: tuple[int, ...] = (1024, 1024, 1024, 1024),
+        normalize: Normalization | None = None,
+        make_head: MakeHead = LinearHead,
+    ) -> None:
+        require_image_shape("MLP.image_shape", image_shape)
+        require_counts("MLP.hidden", hidden, remedy="give one width per hidden layer, such as (1024, 1024)")
+        widths = (math.prod(image_shape), *hidden)
+        super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=widths[-1], normalize=normalize)
+        layers: list[nn.Module] = [nn.Linear(wide, narrow) for wide, narrow in pairwise(widths)]
+        self.fcs = nn.ModuleList([*layers, self._new_head(make_head)])
+        self.activations = nn.ModuleList(nn.ReLU() for _ in hidden)
+
+    @property
+    def head(self) -> Head:
+        """The last fully connected layer."""
+        return cast(Head, self.fcs[-1])
+
+    def embed(self, x: Tensor) -> Tensor:
+        """The last hidden layer (B, hidden[-1])."""
+        x = x.flatten(1)
+        for i, activation in enumerate(self.activations):
+            x = activation(self.fcs[i](x))
+        return x

@@ -1,0 +1,108 @@
+"""Weights from elsewhere: the field's habits of wrapping and naming are undone, then loading is strict.
+
+Public checkpoints nest the weights (``state_dict``, ``model_state_dict``, ``net``), prefix them (``module.``
+from DataParallel, ``_orig_mod.`` from torch.compile), carry an unused copy of the first group
+(``sub_block1``), or keep the normalization as ``mu`` and ``sigma``. The first three are undone in silence.
+The last is compared with the model's own normalization, because dropping it would give a network that runs
+and is wrong.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from widemargin.errors import InputError
+from widemargin.models.normalize import Normalize
+from widemargin.models.recognize import recognize
+
+_NESTS = ("state_dict", "model_state_dict", "net")
+_PREFIXES = ("module.", "_orig_mod.")
+_UNUSED = "sub_block1."
+_SHOWN = 3  # keys named per kind of failure
+
+
+def load_public_state_dict(model: nn.Module, state_dict: Mapping[str, object]) -> None:
+    """Load weights under any of the field's conventions; where they do not fit, the model stays unchanged."""
+    weights = _without_habits(_unwrapped(state_dict))
+    own = model.state_dict()
+    _check_normalization(model, _take_normalization(weights, own))
+    for key in own.keys() - weights.keys():
+        if key.endswith(".num_batches_tracked"):  # checkpoints older than the counter; it does not change the output
+            weights[key] = own[key]
+    _require_same_keys(model, own, weights)
+    model.load_state_dict(weights, strict=True)
+
+
+def _unwrapped(state_dict: Mapping[str, object]) -> Mapping[str, object]:
+    """The innermost dict of weights."""
+    for nest in _NESTS:
+        inner = state_dict.get(nest)
+        if isinstance(inner, Mapping):
+            return _unwrapped(inner)
+    return state_dict
+
+
+def _without_habits(state_dict: Mapping[str, object]) -> dict[str, object]:
+    """The same weights under plain keys, without the unused group."""
+    plain = {_plain_key(key): value for key, value in state_dict.items()}
+    return {key: value for key, value in plain.items() if not key.startswith(_UNUSED)}
+
+
+def _plain_key(key: str) -> str:
+    while key.startswith(_PREFIXES):
+        key = key.split(".", 1)[1]
+    return key
+
+
+def _take_normalization(weights: dict[str, object], own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Take RobustBench's ``mu`` and ``sigma`` out of the weights, unless the model itself has such keys."""
+    if "mu" in own or "sigma" in own:
+        return None
+    mu, sigma = weights.pop("mu", None), weights.pop("sigma", None)
+    if isinstance(mu, Tensor) and isinstance(sigma, Tensor):
+        return mu.flatten().cpu().float(), sigma.flatten().cpu().float()
+    return None
+
+
+def _check_normalization(model: nn.Module, stored: tuple[Tensor, Tensor] | None) -> None:
+    """Refuse weights that were trained behind another normalization than the model's."""
+    if stored is None or not hasattr(model, "normalize"):
+        return
+    layer = model.normalize
+    mean, std = (layer.values.mean, layer.values.std) if isinstance(layer, Normalize) else ((0.0,), (1.0,))
+    wanted = torch.tensor(mean), torch.tensor(std)
+    if not all(_agree(kept, want) for kept, want in zip(stored, wanted, strict=True)):
+        mu, sigma = (tuple(round(value, 6) for value in part.tolist()) for part in stored)
+        raise InputError(
+            f"{type(model).__name__}.normalize must be that of the weights, mean={mu} and std={sigma}, "
+            f"got {layer}; build the model with normalize=Normalization(mean={mu}, std={sigma})"
+        )
+
+
+def _agree(kept: Tensor, want: Tensor) -> bool:
+    fits = len(want) in (1, len(kept))
+    return fits and torch.allclose(kept, want.expand_as(kept), rtol=0.0, atol=1e-4)
+
+
+def _require_same_keys(model: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, object]) -> None:
+    """Refuse anything but exactly the model's keys and shapes, with one message that says all of it."""
+    shapes = {key: tuple(value.shape) for key, value in weights.items() if isinstance(value, Tensor)}
+    missing = [key for key in own if key not in shapes]
+    unexpected = [key for key in weights if key not in own]
+    reshaped = [
+        f"{key} (expected {tuple(own[key].shape)}, got {shapes[key]})"
+        for key in own
+        if key in shapes and shapes[key] != tuple(own[key].shape)
+    ]
+    failures = {"missing": missing, "unexpected": unexpected, "wrong shape": reshaped}
+    told = [f"{kind}: {_first_few(keys)}" for kind, keys in failures.items() if keys]
+    if told:
+        looks = recognize(shapes)
+        remedy = f"the weights look like {looks}" if looks else "check which model the weights are for"
+        raise InputError(f"the weights do not fit this {type(model).__name__}; {'; '.join(told)}; {remedy}")
+
+
+def _first_few(keys: list[str]) -> str:
+    rest = len(keys) - _SHOWN
+    return ", ".join(keys[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

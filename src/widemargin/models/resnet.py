@@ -1,0 +1,86 @@
+"""ResNet-18 for small images, as TRADES, MART and MAIL share it: post-activation, not PreAct (Rice, AWP).
+
+A 3x3 stem without pooling, four stages of two blocks, global average, head. With strides (1, 1, 2, 2) it is
+LBGAT's teacher: the same parameters on larger maps (32, 32, 16, 8), about 3.2 times the work.
+The field writes average pool 4 (teacher: 8); on 32x32 images that is the global average taken here.
+Keys: ``conv1.weight, bn1.*, layer{1-4}.{0,1}.{conv1,bn1,conv2,bn2}.*, layer{2-4}.0.shortcut.{0.weight,1.*},
+linear.*``.
+PyTorch's default initialization. 11,173,962 parameters.
+"""
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from widemargin.heads import Head, LinearHead, MakeHead
+from widemargin.models.classifier import Classifier
+from widemargin.models.constraints import ImageShape, require_count
+from widemargin.models.normalize import Normalization
+
+USUAL_STRIDES = (1, 2, 2, 2)
+TEACHER_STRIDES = (1, 1, 2, 2)
+
+
+class BasicBlock(nn.Module):
+    """relu(bn(conv(relu(bn(conv(x))))) + shortcut(x)); the shortcut projects where the shape changes."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.act1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.act2 = nn.ReLU()
+        self.shortcut = nn.Sequential()
+        if stride != 1 or in_channels != out_channels:
+            project = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(project, nn.BatchNorm2d(out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in, H, W) to (B, out, H / stride, W / stride)."""
+        out = self.act1(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out)) + self.shortcut(x)
+        return cast(Tensor, self.act2(out))
+
+
+class ResNet18(Classifier):
+    """Four stages of two basic blocks, of widths w, 2w, 4w, 8w."""
+
+    def __init__(
+        self,
+        *,
+        image_shape: ImageShape = (3, 32, 32),
+        num_classes: int = 10,
+        width: int = 64,
+        strides: tuple[int, int, int, int] = USUAL_STRIDES,
+        normalize: Normalization | None = None,
+        make_head: MakeHead = LinearHead,
+    ) -> None:
+        require_count("ResNet18.width", width, remedy="the usual width is 64")
+        super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=8 * width, normalize=normalize)
+        self.conv1 = nn.Conv2d(image_shape[0], width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.act1 = nn.ReLU()
+        self.layer1 = _stage(width, width, stride=strides[0])
+        self.layer2 = _stage(width, 2 * width, stride=strides[1])
+        self.layer3 = _stage(2 * width, 4 * width, stride=strides[2])
+        self.layer4 = _stage(4 * width, 8 * width, stride=strides[3])
+        self.linear = self._new_head(make_head)
+
+    @property
+    def head(self) -> Head:
+        """The layer under the public key ``linear``."""
+        return cast(Head, self.linear)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """The average of the last feature map: (B, 8 * width)."""
+        x = self.act1(self.bn1(self.conv1(x)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return x.mean(dim=(2, 3))
+
+
+def _stage(in_channels: int, out_channels: int, *, stride: int) -> nn.Sequential:
+    return nn.Sequential(
+        BasicBlock(in_channels, out_channels, stride=stride), BasicBlock(out_channels, out_channels, stride=1)
+    )

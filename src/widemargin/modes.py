@@ -1,0 +1,42 @@
+"""Run a model in another mode and put every flag back, submodule by submodule.
+
+``model.train(was_training)`` would not do: a user may keep one frozen batch norm in evaluation mode inside a model that
+trains, and that must survive.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from torch import nn
+
+from widemargin.types import ModelMode
+
+
+@contextmanager
+def in_mode(model: nn.Module, mode: ModelMode) -> Iterator[None]:
+    """Put every submodule into evaluation or training mode, then restore each one's own flag."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        model.train(mode == "train")
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
+    """Evaluation mode: batch norm uses its running statistics and leaves them alone, dropout is off."""
+    return in_mode(model, "eval")
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter asks for a gradient: an attack needs none, and a compiled model then skips computing them."""
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter, requires_grad in before:
+            parameter.requires_grad_(requires_grad)

@@ -1,0 +1,143 @@
+"""Frozen dataclasses <-> plain tables (what TOML and JSON hold), with errors a person can act on.
+
+A field that may be one of several dataclasses (an attack, a schedule, a model) is a table with a ``kind``; the legal
+kinds come from the registries that hold those classes. A field left out takes its default; an unknown key is an error
+that names the nearest known one.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from widemargin.errors import InputError
+from widemargin.written import Written
+
+Table = dict[str, Any]
+Kinds = Mapping[str, type]
+T = TypeVar("T")
+
+
+def to_table(value: Any, kinds: Kinds) -> Any:
+    """A dataclass (or a part of one) as tables, lists and scalars; fields that are None are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        tags = {cls: kind for kind, cls in kinds.items()}
+        head = {"kind": tags[type(value)]} if type(value) in tags else {}
+        names = [f.name for f in dataclasses.fields(value) if f.init and getattr(value, f.name) is not None]
+        return head | {name: to_table(getattr(value, name), kinds) for name in names}
+    if isinstance(value, Written):
+        return value.text if "/" in value.text else float(value)
+    if isinstance(value, tuple | list):
+        return [to_table(item, kinds) for item in value]
+    return value
+
+
+def from_table(cls: type[T], table: Any, kinds: Kinds, *, path: str = "") -> T:
+    """Build the dataclass from tables; ``path`` says where we are, for the errors."""
+    if not isinstance(table, Mapping):
+        raise InputError(f"{path or 'the configuration'} must be a table, got {table!r}")
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    for key in table:
+        if key not in fields and not (key == "kind" and cls in kinds.values()):
+            raise InputError(f"unknown key {_dotted(path, key)!r}{_nearest(key, fields)}")
+    values = {key: _value(hints[key], item, kinds, _dotted(path, key)) for key, item in table.items() if key in fields}
+    missing = [name for name, field in fields.items() if name not in values and _required(field)]
+    if missing:
+        raise InputError(f"{_dotted(path, missing[0])} is missing; add it")
+    return _construct(cls, values, path)
+
+
+def _construct(cls: type[T], values: Table, path: str) -> T:
+    try:
+        return cls(**values)
+    except InputError as error:
+        raise InputError(f"{path}: {error}" if path else str(error)) from None
+
+
+def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    classes = [option for option in options if dataclasses.is_dataclass(option)]
+    if item is None and type(None) in options:
+        return None
+    if classes:
+        return from_table(_chosen(classes, item, kinds, path), item, kinds, path=path)
+    for option in options:
+        accepted, value = _scalar(option, item, path)
+        if accepted:
+            return value
+    raise InputError(f"{path} must be {' or '.join(_describe(o) for o in options)}, got {item!r}")
+
+
+def _chosen(classes: list[Any], item: Any, kinds: Kinds, path: str) -> Any:
+    tags = {kind: cls for kind, cls in kinds.items() if cls in classes}
+    if not tags:
+        return classes[0]
+    kind = item.get("kind") if isinstance(item, Mapping) else None
+    if kind not in tags:
+        got = (
+            f"got {item!r}"
+            if not isinstance(item, Mapping)
+            else f"got {kind!r}"
+            if kind is not None
+            else "it is missing"
+        )
+        raise InputError(f"{path}.kind must be one of {', '.join(sorted(tags))}; {got}")
+    return tags[kind]
+
+
+def _scalar(hint: Any, item: Any, path: str) -> tuple[bool, Any]:
+    """Whether the item fits the hint, and the value it becomes."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        fits = [
+            legal for legal in get_args(hint) if legal == item and isinstance(legal, bool) == isinstance(item, bool)
+        ]
+        return bool(fits), fits[0] if fits else None
+    if origin is tuple:
+        return _sequence(get_args(hint)[0], item, path)
+    if hint is float and isinstance(item, int | float | str) and not isinstance(item, bool):
+        return _number(item, path)
+    if hint in (int, str, bool):
+        return type(item) is hint, item
+    return False, None
+
+
+def _number(item: int | float | str, path: str) -> tuple[bool, float | None]:
+    if not isinstance(item, str):
+        return True, float(item) if not isinstance(item, Written) else item
+    try:
+        return True, Written(item)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _sequence(hint: Any, item: Any, path: str) -> tuple[bool, Any]:
+    if not isinstance(item, list | tuple):
+        return False, None
+    pairs = [_scalar(hint, element, path) for element in item]
+    return all(accepted for accepted, _ in pairs), tuple(value for _, value in pairs)
+
+
+def _describe(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
+    if get_origin(hint) is tuple:
+        return f"a list, each element {_describe(get_args(hint)[0])}"
+    names = {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "left out"}
+    return names.get(hint, str(hint))
+
+
+def _required(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _dotted(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _nearest(key: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(str(key), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(known)}"

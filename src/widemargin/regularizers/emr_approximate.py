@@ -1,0 +1,52 @@
+"""Approximate effective margin regularization: ||d/dx sum_j p_j z_j||^2 with p = softmax(z / t) held constant.
+
+One input gradient in place of K. A small temperature t penalizes the predicted class's gradient; a large one the mean
+logit's, which moves no margin (docs/paper-vs-code.md).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from widemargin.errors import InputError
+from widemargin.jacobian import logits_and_leaf, vector_jacobian_products
+from widemargin.regularizers.squares import check_carries_gradient, check_gradient_is_possible, squared_lengths
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApproximateEMR:
+    """Penalizes the input gradient of the probability-weighted logit."""
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise InputError(
+                f"ApproximateEMR.temperature must be a positive number, got {self.temperature!r}; "
+                "the paper uses 0.1 to 40"
+            )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(B,), differentiable in the parameters. Labels and generator are not used."""
+        del y, generator
+        check_gradient_is_possible("ApproximateEMR", model)
+        return check_carries_gradient("ApproximateEMR", self._penalty(model, x, create_graph=True))
+
+    def value(
+        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(B,), without a graph."""
+        del y, generator
+        with torch.enable_grad():
+            return self._penalty(model, x, create_graph=False).detach()
+
+    def _penalty(self, model: nn.Module, x: Tensor, *, create_graph: bool) -> Tensor:
+        logits, leaf = logits_and_leaf(model, x, owner="ApproximateEMR")
+        probabilities = torch.softmax(logits.detach() / self.temperature, dim=1)
+        gradient = vector_jacobian_products(logits, leaf, probabilities.unsqueeze(0), create_graph=create_graph)
+        return squared_lengths(gradient)

@@ -1,0 +1,73 @@
+"""Stochastic effective margin regularization: an unbiased estimate of exact EMR at a cost that does not grow with K.
+
+For n orthonormal random directions v in logit space, uniformly turned, E[(K/n) sum_v ||v J||^2] = ||J||_F^2. One
+direction costs one input gradient, as the approximation does; n = K directions give the exact value. The estimator is
+the random projection of Hoffman, Roberts and Yaida (2019), drawn independently for every sample: one direction shared
+by a batch would make the parameter gradient several times noisier.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from widemargin import randomness
+from widemargin.errors import InputError
+from widemargin.jacobian import logits_and_leaf, vector_jacobian_products
+from widemargin.regularizers.squares import check_carries_gradient, check_gradient_is_possible, squared_lengths
+
+
+@dataclass(frozen=True, kw_only=True)
+class StochasticEMR:
+    """Penalizes the input gradients of ``projections`` random directions of the logits, fresh at every call."""
+
+    projections: int = 1
+    seed: int | None = None
+    _own: torch.Generator = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.projections < 1:
+            raise InputError(f"StochasticEMR.projections must be at least 1, got {self.projections}")
+        own = randomness.fresh() if self.seed is None else randomness.derived(self.seed, "stochastic-emr")
+        object.__setattr__(self, "_own", own)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(B,), differentiable in the parameters; random numbers from ``generator`` or its own. Labels are not used."""
+        del y
+        check_gradient_is_possible("StochasticEMR", model)
+        return check_carries_gradient("StochasticEMR", self._penalty(model, x, generator, create_graph=True))
+
+    def value(
+        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(B,), without a graph."""
+        del y
+        with torch.enable_grad():
+            return self._penalty(model, x, generator, create_graph=False).detach()
+
+    def _penalty(self, model: nn.Module, x: Tensor, generator: torch.Generator | None, *, create_graph: bool) -> Tensor:
+        logits, leaf = logits_and_leaf(model, x, owner="StochasticEMR")
+        num_classes = logits.shape[1]
+        if self.projections > num_classes:
+            raise InputError(
+                f"StochasticEMR.projections must be at most the number of classes, {num_classes}, got "
+                f"{self.projections}; {num_classes} projections are already exact"
+            )
+        directions = orthonormal_directions(logits, self.projections, self._own if generator is None else generator)
+        gradients = vector_jacobian_products(logits, leaf, directions, create_graph=create_graph)
+        return squared_lengths(gradients) * (num_classes / self.projections)
+
+
+def orthonormal_directions(logits: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """(count, B, K): for each sample ``count`` orthonormal vectors, turned uniformly at random."""
+    batch, num_classes = logits.shape
+    gaussian = torch.randn(batch, num_classes, count, generator=generator, dtype=logits.dtype, device=generator.device)
+    basis: Tensor
+    if count == 1:  # a Gaussian vector of unit length has the same distribution, without a factorization
+        basis = gaussian / torch.linalg.vector_norm(gaussian, dim=1, keepdim=True)
+    else:
+        basis = torch.linalg.qr(gaussian).Q
+    return basis.permute(2, 0, 1).to(logits.device)

@@ -1,0 +1,35 @@
+"""What every input-gradient penalty shares: squared lengths per sample, and the refusal to be a constant."""
+
+import torch
+from torch import Tensor, nn
+
+from widemargin.errors import InputError
+
+
+def squared_lengths(gradients: Tensor) -> Tensor:
+    """(M, B, ...) -> (B,): the sum over M of squared Euclidean lengths."""
+    return gradients.flatten(2).square().sum(dim=(0, 2))
+
+
+def check_gradient_is_possible(owner: str, model: nn.Module) -> None:
+    """A penalty called where it cannot train anything says so."""
+    if not torch.is_grad_enabled():
+        raise InputError(
+            f"{owner}: called under torch.no_grad() or inference_mode(), so the penalty would carry no gradient; "
+            f"call it with gradients enabled, or use {owner}.value(...) to measure"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(
+            f"{owner}: no parameter of the model requires a gradient, so the penalty would train nothing; "
+            f"unfreeze the model, or use {owner}.value(...) to measure"
+        )
+
+
+def check_carries_gradient(owner: str, penalty: Tensor) -> Tensor:
+    """The penalty reaches the parameters: without this a lost graph would train on without the penalty."""
+    if not penalty.requires_grad:
+        raise InputError(
+            f"{owner}: the penalty does not depend on the parameters; the model's forward loses the graph of the input "
+            "gradient (a custom backward without a second derivative, or a compiled part)"
+        )
+    return penalty

@@ -1,0 +1,6 @@
+"""Training: one step, one run, resumable."""
+
+from widemargin.training.run import RunResult, train
+from widemargin.training.step import Moment, train_step
+
+__all__ = ["Moment", "RunResult", "train", "train_step"]

@@ -1,0 +1,71 @@
+"""What a person sees while a run goes on: a bar with loss, speed and time left, and a line per epoch."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from widemargin.training.log import Line
+
+
+class TrainingDisplay:
+    """A progress bar over all steps of the run; ``Console(quiet=True)`` shows nothing."""
+
+    def __init__(self, console: Console, *, name: str, total_steps: int, done_steps: int) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task(name, total=total_steps, completed=done_steps, loss="", speed="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self) -> None:
+        """One more step is done."""
+        self._progress.advance(self._task)
+
+    def show(self, *, loss: float, images_per_second: float) -> None:
+        """Refresh the loss and the speed."""
+        self._progress.update(self._task, loss=f"loss {loss:.4f}", speed=f"{images_per_second:,.0f} images/s")
+
+    def busy(self, what: str) -> None:
+        """Say what is going on between epochs."""
+        self._progress.update(self._task, speed=what)
+
+    def epoch_line(self, line: Line, epochs: int) -> None:
+        """Print one epoch's metrics as a line."""
+        self._progress.console.print(describe_epoch(line, epochs), highlight=False)
+
+
+_SHOWN = {
+    "train_accuracy": "train {:.1f}%",
+    "validation_clean": "val clean {:.2f}%",
+    "validation_robust": "val attacked {:.2f}%",
+    "test_clean": "clean {:.2f}%",
+    "test_robust": "attacked {:.2f}%",
+    "test_margin_mean": "margin {:.3f}",
+    "emr": "emr {:.3g}",
+}
+
+
+def describe_epoch(line: Line, epochs: int) -> str:
+    """One epoch in a line a person reads."""
+    width = len(str(epochs))
+    parts = [template.format(line[key]) for key, template in _SHOWN.items() if key in line]
+    return (
+        f"epoch {line['epoch']:>{width}}/{epochs}  loss {line['loss']:.4f}  {'  '.join(parts)}  {line['seconds']:.1f} s"
+    )

@@ -1,0 +1,67 @@
+"""From a configuration to the things training works on."""
+
+from dataclasses import dataclass
+
+import torch
+
+from widemargin.config import DataConfig, RunConfig
+from widemargin.data import AUGMENTATIONS, Augmentation, Batches, ImageSet, load, stratified_split
+from widemargin.errors import InputError
+from widemargin.models import build_model
+from widemargin.training.state import TrainState, make_optimizer
+from widemargin.types import Nets
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Training, validation (where held out) and test images, on the device."""
+
+    train: ImageSet
+    validation: ImageSet | None
+    test: ImageSet
+
+
+def choose_device(name: str) -> torch.device:
+    """A GPU if there is one under "auto", else what was asked for."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"--device {name!r} cannot be used here: {reason}; use auto or cpu") from None
+    return device
+
+
+def load_splits(config: DataConfig, *, seed: int, data_dir: str | None, device: torch.device) -> Splits:
+    """Read the data and hold out the validation split before any limit, so that a limit does not move it."""
+    train = load(config.name, "train", data_dir=data_dir)
+    test = load(config.name, "test", data_dir=data_dir, limit=config.test_limit)
+    validation = None
+    if config.held_out:
+        kept, held = stratified_split(train.labels, held_out=config.held_out, seed=seed)
+        train, validation = train.subset(kept), train.subset(held).to(device)
+    if config.train_limit is not None:
+        train = train.first(config.train_limit)
+    return Splits(train=train.to(device), validation=validation, test=test.to(device))
+
+
+def make_augmentation(config: DataConfig) -> Augmentation:
+    """The augmentation of that name."""
+    return AUGMENTATIONS[config.augmentation]()
+
+
+def make_batches(config: RunConfig, train: ImageSet) -> Batches:
+    """The training batches."""
+    return Batches(
+        data=train, batch_size=config.batch_size, seed=config.seed, augmentation=make_augmentation(config.data)
+    )
+
+
+def make_state(config: RunConfig, train: ImageSet) -> TrainState:
+    """A fresh model and optimizer on the data's device."""
+    model = build_model(
+        config.model, image_shape=train.image_shape, num_classes=train.num_classes, seed=config.seed
+    ).to(train.device)
+    return TrainState(nets=Nets(model=model.train()), optimizer=make_optimizer(model, config.optimizer))

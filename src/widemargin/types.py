@@ -1,0 +1,88 @@
+"""The words the package speaks: shapes and contracts.
+
+Shape letters: B samples, K classes, C H W an image. Losses, penalties, margins and verdicts are per sample, (B,); the
+single mean of training is taken in ``training/step.py``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+Norm = Literal["linf", "l2"]
+RandomStart = Literal[False, "uniform", "gaussian"]
+ModelMode = Literal["eval", "train"]
+Point = Literal["clean", "adversarial"]
+Scaling = Literal["mean", "released"]
+
+Goal = Callable[[Tensor, Tensor], Tensor]
+"""(logits (B, K), labels (B,)) -> (B,): what an attack makes large."""
+
+
+class Attack(Protocol):
+    """Finds adversarial images: detached, inside the threat set and inside [0, 1]."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        goal: Goal | None = None,
+        start: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return x_adv with the shape of x."""
+        ...
+
+
+class Regularizer(Protocol):
+    """A penalty (B,), differentiable in the parameters; leaves modes, statistics and .grad alone."""
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return the penalty of each sample, with its graph."""
+        ...
+
+    def value(
+        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return the penalty of each sample without a graph, for logging."""
+        ...
+
+
+@dataclass(frozen=True)
+class Nets:
+    """The networks an objective trains; most train one."""
+
+    model: nn.Module
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an objective computed on one batch."""
+
+    loss: Tensor
+    """(B,), with its graph."""
+    logits: Tensor
+    """(B, K), detached: the logits the loss classified with, for the training accuracy."""
+    x_adv: Tensor | None = None
+    """The adversarial images, where an attack ran."""
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    """Named parts of the loss, (B,) each, detached, for the log."""
+
+
+class Objective(Protocol):
+    """A training loss: attack in evaluation mode, then forwards in training mode."""
+
+    @property
+    def attacks(self) -> bool:
+        """Whether it makes adversarial images (a penalty may then be taken at them)."""
+        ...
+
+    def __call__(self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator) -> Outcome:
+        """Return the loss of each sample."""
+        ...

@@ -1,0 +1,162 @@
+import dataclasses
+import types
+import typing
+
+import pytest
+import torch
+
+from widemargin.errors import InputError
+from widemargin.heads import LinearHead
+from widemargin.models import (
+    CIFAR10_NORMALIZATION,
+    CNN,
+    MLP,
+    MODELS,
+    TEACHER_STRIDES,
+    CNNConfig,
+    LBGATTeacherConfig,
+    MLPConfig,
+    ModelConfig,
+    Normalization,
+    ResNet18,
+    ResNet18Config,
+    WideResNet,
+    WideResNetConfig,
+    build_model,
+)
+
+TINY: dict[str, ModelConfig] = {
+    "mlp": MLPConfig(hidden=(6,)),
+    "cnn": CNNConfig(),
+    "resnet18": ResNet18Config(width=2),
+    "lbgat-teacher": LBGATTeacherConfig(width=2),
+    "wrn-34-10": WideResNetConfig(depth=10, widen=1),
+}
+
+
+def build(config: ModelConfig, *, seed: int | None) -> torch.nn.Module:
+    return build_model(config, image_shape=(3, 20, 20), num_classes=4, seed=seed)
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_every_name_has_a_tiny_one_here() -> None:
+    assert {name: type(config) for name, config in TINY.items()} == MODELS
+
+
+def test_the_defaults_are_the_papers() -> None:
+    assert MLPConfig().hidden == (1024,) * 4
+    assert WideResNetConfig() == WideResNetConfig(depth=34, widen=10, variant="madry", normalize=None)
+    assert ResNet18Config().width == LBGATTeacherConfig().width == 64
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_seed_decides_the_weights_and_the_global_state_stays(name: str) -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first, again, other = (build(TINY[name], seed=seed) for seed in (7, 7, 8))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert same(first, again)
+    assert not same(first, other)
+    torch.rand(3)  # whatever the global state is
+    assert same(first, build(TINY[name], seed=7))
+
+
+def test_without_a_seed_no_two_are_alike_whatever_the_global_state() -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    one, other = (build(TINY["mlp"], seed=None) for _ in range(2))
+    assert not same(one, other)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_global_state_is_restored_after_a_failure() -> None:
+    before = torch.random.get_rng_state()
+    with pytest.raises(InputError):
+        build_model(CNNConfig(), image_shape=(3, 8, 8), num_classes=4, seed=1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_default_device_does_not_matter() -> None:
+    with torch.device("meta"):
+        model = build(TINY["mlp"], seed=7)
+    assert next(model.parameters()).device.type == "cpu"
+    assert same(model, build(TINY["mlp"], seed=7))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True])
+def test_the_seed_is_checked(seed: object) -> None:
+    with pytest.raises(InputError, match=r"build_model.seed must be an integer in \[0, 2\^63\) or None"):
+        build(TINY["mlp"], seed=seed)  # type: ignore[arg-type]
+
+
+def test_the_fields_reach_the_network() -> None:
+    shape = {"image_shape": (3, 32, 32), "num_classes": 7, "seed": 0}
+    mlp = MLPConfig(hidden=(5, 4), normalize=CIFAR10_NORMALIZATION).build(**shape)
+    assert isinstance(mlp, MLP)
+    assert [tuple(layer.weight.shape) for layer in mlp.fcs] == [(5, 3072), (4, 5), (7, 4)]
+    assert mlp.normalize.values == CIFAR10_NORMALIZATION
+    assert isinstance(CNNConfig(normalize=CIFAR10_NORMALIZATION).build(**shape), CNN)
+    wide = WideResNetConfig(depth=16, widen=2, variant="trades", normalize=CIFAR10_NORMALIZATION).build(**shape)
+    assert isinstance(wide, WideResNet)
+    assert len(wide.block1.layer) == 2
+    assert wide.feature_size == 128
+    assert wide.block1.layer[0].convShortcut is not None
+    teacher = LBGATTeacherConfig(width=2, normalize=CIFAR10_NORMALIZATION).build(**shape)
+    usual = ResNet18Config(width=2, normalize=CIFAR10_NORMALIZATION).build(**shape)
+    assert isinstance(teacher, ResNet18)
+    strides = [layer[0].conv1.stride[0] for layer in (teacher.layer1, teacher.layer2, teacher.layer3, teacher.layer4)]
+    assert tuple(strides) == TEACHER_STRIDES
+    assert usual.layer2[0].conv1.stride == (2, 2)
+    assert {m.num_classes for m in (mlp, wide, teacher, usual)} == {7}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_head_reaches_the_network(name: str) -> None:
+    class Other(LinearHead):
+        pass
+
+    model = build_model(TINY[name], image_shape=(3, 20, 20), num_classes=4, seed=0, make_head=Other)
+    assert isinstance(model.head, Other)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: MLPConfig(hidden=(0,)),
+            r"MLPConfig.hidden must be a tuple of integers.*got \(0,\); give one width",
+        ),
+        (lambda: ResNet18Config(width=0), r"ResNet18Config.width must be an integer of at least 1, got 0"),
+        (lambda: LBGATTeacherConfig(width=-1), r"LBGATTeacherConfig.width must"),
+        (lambda: WideResNetConfig(depth=33), r"WideResNetConfig.depth must be 6n \+ 4"),
+        (lambda: WideResNetConfig(widen=True), r"WideResNetConfig.widen must"),
+        (
+            lambda: WideResNetConfig(variant="x"),
+            r"WideResNetConfig.variant must be 'trades' or 'madry', got 'x'",
+        ),
+        *(
+            (
+                lambda kind=kind: kind(normalize="cifar10"),
+                rf"{kind.__name__}.normalize must be a Normalization or None",
+            )
+            for kind in MODELS.values()
+        ),
+    ],
+)
+def test_every_field_is_checked(make: typing.Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("kind", [*MODELS.values(), Normalization])
+def test_only_field_types_that_a_config_file_can_hold(kind: type) -> None:
+    plain = {int, float, bool, str, Normalization, type(None), tuple[int, ...], tuple[float, ...]}
+    for hint in typing.get_type_hints(kind).values():
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        assert all(option in plain or typing.get_origin(option) is typing.Literal for option in options)
+    assert dataclasses.fields(kind)
+    assert kind.__dataclass_params__.frozen
