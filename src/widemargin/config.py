@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks import FGSM, PGD, attack_named
 from widemargin.checks import choice
 from widemargin.data import AUGMENTATIONS
 from widemargin.errors import InputError
@@ -17,7 +17,7 @@ from widemargin.models import MODELS, ModelConfig
 from widemargin.objectives import Adversarial, Standard
 from widemargin.regularizers import ApproximateEMR, ExactEMR, Penalty, StochasticEMR
 from widemargin.schedules import SCHEDULES, Constant, Schedule
-from widemargin.types import Point, Scaling
+from widemargin.types import Norm, Point, Scaling
 
 ATTACKS: dict[str, type] = {"pgd": PGD, "fgsm": FGSM}
 OBJECTIVES: dict[str, type] = {"standard": Standard, "adversarial": Adversarial}
@@ -138,6 +138,21 @@ class WatchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How the finished run is judged, unless the command line says otherwise."""
+
+    attacks: tuple[str, ...]
+    eps: float
+    step_size: float | None = None
+    norm: Norm = "linf"
+
+    def __post_init__(self) -> None:
+        for name in self.attacks:
+            if name != "clean":
+                attack_named(name, eps=self.eps, step_size=self.step_size, norm=self.norm)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A whole run."""
 
@@ -151,6 +166,7 @@ class RunConfig:
     optimizer: OptimizerConfig
     emr: EMRConfig | None = None
     watch: WatchConfig = WatchConfig()
+    evaluation: EvaluationConfig | None = None
 
     def __post_init__(self) -> None:
         for field in ("epochs", "batch_size"):

@@ -25,10 +25,9 @@ _UNREADABLE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)
 
 
 def find_cifar10(folder: Path, split: str) -> Path | None:
-    """The place in ``folder`` that holds all batches of this split: a folder of batches, or a tar file."""
-    for place in (folder / "cifar-10-batches-bin", folder, folder / "cifar-10-batches-py"):
-        if any(all((place / file).is_file() for file in files) for files in _file_names(split)):
-            return place
+    """What in ``folder`` holds all batches of this split: the folder with its batch files, or a tar file."""
+    if _batch_files(folder, split):
+        return folder
     archives = (folder / "cifar-10-binary.tar.gz", folder / "cifar-10-python.tar.gz")
     return next((archive for archive in archives if archive.is_file()), None)
 
@@ -48,15 +47,22 @@ def _file_names(split: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(f"{stem}.bin" for stem in STEMS[split]), STEMS[split]
 
 
-def _from_folder(folder: Path, split: str, records: int) -> dict[str, bytes]:
-    inner = [folder, folder / "cifar-10-batches-bin", folder / "cifar-10-batches-py"]
-    for place in inner:
+def _batch_files(folder: Path, split: str) -> list[Path] | None:
+    """The batch files, directly in ``folder`` or in the sub-folder that unpacking the tar file makes."""
+    for place in (folder / "cifar-10-batches-bin", folder, folder / "cifar-10-batches-py"):
         for names in _file_names(split):
-            if all((place / name).is_file() for name in names):
-                return {name: _read_file(place / name, records) for name in names}
-    raise InputError(
-        f"{folder}: expected the CIFAR-10 files {', '.join(_file_names(split)[0])} (or without .bin), all of them"
-    )
+            files = [place / name for name in names]
+            if all(file.is_file() for file in files):
+                return files
+    return None
+
+
+def _from_folder(folder: Path, split: str, records: int) -> dict[str, bytes]:
+    files = _batch_files(folder, split)
+    if files is None:
+        wanted = ", ".join(_file_names(split)[0])
+        raise InputError(f"{folder}: expected the CIFAR-10 files {wanted} (or without .bin), all of them")
+    return {file.name: _read_file(file, records) for file in files}
 
 
 def _read_file(path: Path, records: int) -> bytes:
@@ -75,6 +81,8 @@ def _from_archive(archive: Path, split: str, records: int) -> dict[str, bytes]:
             stream = _Capped(inflated, archive, 8 * records * _PYTHON_RECORD + 2**20)
             with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|") as members:
                 found = _read_members(members, {*binary, *python}, archive, records)
+            while stream.read(1 << 16):  # gzip compares its checksum at the very end, so go there
+                pass
     except InputError:
         raise
     except _UNREADABLE as error:

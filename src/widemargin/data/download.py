@@ -7,6 +7,7 @@ its final name is always whole. Pooch and rich are imported when something is fe
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from widemargin.data.sources import OfficialFile
 from widemargin.errors import InputError
@@ -44,14 +45,21 @@ def _fetch_one(file: OfficialFile, folder: Path, wanted: list[OfficialFile], dat
             with _Bar(file.name) as bar:
                 loader = pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_PATIENCE)
                 pooch.retrieve(url, f"sha256:{file.sha256}", file.name, folder, downloader=loader)
+            (folder / file.name).chmod(0o644)  # pooch's temporary files are for the owner only
             return
         except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong checksum is a ValueError
             failure = error
-    reason = f"cannot download {file.name} ({_brief(failure)})"
+    reason = f"cannot download {file.name} from {', '.join(_host(url) for url in file.urls)} ({_brief(failure)})"
     raise missing(wanted, folder, dataset=dataset, reason=reason) from failure
 
 
+def _host(url: str) -> str:
+    return urlsplit(url).netloc
+
+
 def _brief(error: Exception | None) -> str:
+    if type(error).__name__ == "ConnectionError":  # of requests; its own words are a page of nested causes
+        return "no connection"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"
 

@@ -82,7 +82,7 @@ class _Member:
             with archive.open(info) as stream:
                 shape, fortran, dtype = _read_header(stream)
                 member = _Member(archive, where, info, shape, fortran, dtype, stream.tell())
-        except _UNREADABLE as error:
+        except Exception as error:  # numpy parses the header as Python text, which can fail in many ways
             raise InputError(f"{where} cannot be read ({error}); write the file again with numpy.savez") from error
         member._check_size()
         return member
@@ -90,6 +90,8 @@ class _Member:
     def _check_size(self) -> None:
         if self.dtype.hasobject or self.dtype.fields is not None:
             raise InputError(f"{self.where} holds Python objects, not numbers; store uint8 or float32 arrays")
+        if min(self.shape, default=0) < 0:
+            raise InputError(f"{self.where} has the impossible shape {self.shape}; write the file with numpy.savez")
         claimed = math.prod(self.shape) * self.dtype.itemsize + self.offset
         deflated = self.info.compress_type != zipfile.ZIP_STORED
         check_claim(self.where, claimed=claimed, stored=self.info.compress_size, deflated=deflated)

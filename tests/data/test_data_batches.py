@@ -1,0 +1,90 @@
+"""Batches: every image once, and a resumed epoch like a whole one."""
+
+import pytest
+import torch
+
+from widemargin.data import Batch, Batches, CropFlip, ImageSet, epoch_order, in_order
+from widemargin.errors import InputError
+from widemargin.randomness import derived
+
+
+def toy(n: int = 11) -> ImageSet:
+    images = torch.randint(0, 256, (n, 3, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return ImageSet(images, torch.arange(n) % 4, num_classes=4, name="toy")
+
+
+def same(a: Batch, b: Batch) -> bool:
+    tensors = all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("indices", "images", "labels"))
+    return a.step == b.step and tensors
+
+
+@pytest.mark.parametrize(("size", "drop_last", "steps"), [(4, False, 3), (4, True, 2), (11, True, 1), (99, False, 1)])
+def test_every_image_once(size: int, drop_last: bool, steps: int) -> None:
+    data = toy()
+    batches = Batches(data=data, batch_size=size, seed=0, drop_last=drop_last)
+    found = list(batches.epoch(3))
+    assert len(found) == batches.steps_per_epoch == steps
+    seen = torch.cat([batch.indices for batch in found])
+    assert torch.equal(seen, epoch_order(11, seed=0, epoch=3)[: len(seen)])
+    assert len(seen.unique()) == (11 if not drop_last else steps * size)
+    for batch in found:
+        assert torch.equal(batch.images, data.floats()[batch.indices])
+        assert torch.equal(batch.labels, data.labels[batch.indices])
+
+
+def test_augmentation_depends_on_seed_epoch_and_step() -> None:
+    batches = Batches(data=toy(), batch_size=4, seed=7, augmentation=CropFlip(padding=2))
+    for batch in batches.epoch(2):
+        expected = CropFlip(padding=2)(toy().images[batch.indices], derived(7, "augment", 2, batch.step))
+        assert torch.equal(batch.images, expected.float() / 255)
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+def test_resuming_gives_the_rest_of_the_epoch(start: int) -> None:
+    batches = Batches(data=toy(), batch_size=4, seed=7, augmentation=CropFlip())
+    whole, rest = list(batches.epoch(5)), list(batches.epoch(5, start_step=start))
+    assert len(rest) == len(whole) - start
+    assert all(same(a, b) for a, b in zip(whole[start:], rest, strict=True))
+
+
+def test_order_is_a_permutation_that_changes() -> None:
+    orders = [epoch_order(50, seed=seed, epoch=epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    assert all(order.sort().values.tolist() == list(range(50)) for order in orders)
+    assert len({tuple(order.tolist()) for order in orders}) == 3
+    assert torch.equal(orders[0], epoch_order(50, seed=0, epoch=0))
+
+
+def test_global_randomness_is_left_alone() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    list(Batches(data=toy(), batch_size=4, seed=7, augmentation=CropFlip()).epoch(0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("size", [1, 4, 11, 50])
+def test_in_order(size: int) -> None:
+    data = toy()
+    images, labels = (torch.cat(parts) for parts in zip(*in_order(data, size), strict=True))
+    assert torch.equal(images, data.floats())
+    assert torch.equal(labels, data.labels)
+
+
+def test_float_images_are_never_written_to() -> None:
+    data = ImageSet(toy().floats(), toy().labels, num_classes=4, name="toy")
+    before = data.images.clone()
+    for batch in Batches(data=data, batch_size=4, seed=0).epoch(0):
+        batch.images.zero_()
+    assert torch.equal(data.images, before)
+
+
+def test_refusals() -> None:
+    for size in (0, -1, 2.0, True):
+        with pytest.raises(InputError, match="batch_size"):
+            Batches(data=toy(), batch_size=size, seed=0)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="batch_size"):
+            in_order(toy(), size)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="drop_last=False"):
+        Batches(data=toy(), batch_size=12, seed=0, drop_last=True)
+    for start in (-1, 4):
+        with pytest.raises(InputError, match=r"start_step must be in \[0, 3\]"):
+            Batches(data=toy(), batch_size=4, seed=0).epoch(0, start_step=start)

@@ -1,0 +1,272 @@
+"""CIFAR-10 in its four packings, and python batches that would rather do something else."""
+
+import gzip
+import io
+import os
+import pickle
+import pickletools
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from widemargin.data import ImageSet, read_cifar10
+from widemargin.data.cifar import STEMS, find_cifar10
+from widemargin.data.cifar_pickle import read_python_batch
+from widemargin.errors import InputError
+
+RECORDS = 4
+
+
+def pixels(stem: str) -> np.ndarray:
+    return np.random.default_rng(list(stem.encode())).integers(0, 256, (RECORDS, 3072), dtype=np.uint8)
+
+
+def labels(stem: str) -> list[int]:
+    return [(len(stem) + int(stem[-1], 36) + i) % 10 for i in range(RECORDS)]
+
+
+def binary(stem: str) -> bytes:
+    return b"".join(bytes([y]) + x.tobytes() for x, y in zip(pixels(stem), labels(stem), strict=True))
+
+
+def python2(stem: str) -> bytes:
+    """A batch as Python 2's cPickle wrote it, protocol 2, instruction by instruction."""
+    raw = pixels(stem).tobytes()
+    head = b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03U\x06labelsq\x04]q\x05("
+    numbers = b"".join(b"K" + bytes([y]) for y in labels(stem)) + b"eU\x04dataq\x06"
+    array = b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85q\tU\x01bq\n\x87q\x0bRq\x0c"
+    shape = b"(K\x01K" + bytes([RECORDS]) + b"M\x00\x0c\x86q\r"
+    dtype = b"cnumpy\ndtype\nq\x0eU\x02u1q\x0fK\x00K\x01\x87q\x10Rq\x11(K\x03U\x01|q\x12NNN" + b"J\xff\xff\xff\xff" * 2
+    values = b"K\x00tq\x13b\x89T" + len(raw).to_bytes(4, "little") + raw + b"q\x14tq\x15b"
+    names = b"U\tfilenamesq\x16]q\x17(" + b"U\x05a.png" * RECORDS + b"eu."
+    return head + numbers + array + shape + dtype + values + names
+
+
+def python3(protocol: int):
+    return lambda stem: pickle.dumps({b"data": pixels(stem), b"labels": labels(stem)}, protocol)
+
+
+def all_files(write, suffix: str) -> dict[str, bytes]:
+    return {f"{stem}{suffix}": write(stem) for stems in STEMS.values() for stem in stems}
+
+
+def as_folder(path: Path, files: dict[str, bytes]) -> Path:
+    path.mkdir(parents=True)
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+    return path
+
+
+def as_tar(path: Path, files: dict[str, bytes], prefix: str = "cifar-10-batches-bin/") -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in {"readme.html": b"hello", **files}.items():
+            member = tarfile.TarInfo(prefix + name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def read(place: Path, split: str) -> ImageSet:
+    return read_cifar10(place, split, records_per_batch=RECORDS)
+
+
+def check(place: Path, split: str) -> None:
+    """Against the images built one record at a time."""
+    data = read(place, split)
+    rows = [row.reshape(3, 32, 32) for stem in STEMS[split] for row in pixels(stem)]
+    assert np.array_equal(data.images.numpy(), np.stack(rows))
+    assert data.labels.tolist() == [y for stem in STEMS[split] for y in labels(stem)]
+
+
+def test_the_oracle_itself_is_a_python_batch() -> None:
+    with_numpy = pickle.loads(python2("test_batch"), encoding="bytes")
+    assert np.array_equal(with_numpy[b"data"], pixels("test_batch"))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    ("write", "suffix", "inner", "archive"),
+    [
+        (binary, ".bin", "cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
+        (python2, "", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
+        (python3(2), "", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
+        (python3(4), "", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
+    ],
+)
+def test_every_packing(tmp_path: Path, write, suffix: str, inner: str, archive: str, split: str) -> None:
+    files = all_files(write, suffix)
+    folder = as_folder(tmp_path / "a" / inner, files)
+    assert find_cifar10(tmp_path / "a", split) == tmp_path / "a"
+    check(tmp_path / "a", split)
+    check(folder, split)
+    (tmp_path / "b").mkdir()
+    packed = as_tar(tmp_path / "b" / archive, files, prefix=f"{inner}/")
+    assert find_cifar10(tmp_path / "b", split) == packed
+    check(packed, split)
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == [archive]  # nothing was unpacked
+
+
+def test_incomplete(tmp_path: Path) -> None:
+    files = all_files(binary, ".bin")
+    del files["data_batch_3.bin"]
+    folder = as_folder(tmp_path / "x", files)
+    assert find_cifar10(folder, "train") is None
+    assert find_cifar10(folder, "test") == folder
+    with pytest.raises(InputError, match=r"data_batch_3\.bin"):
+        read(folder, "train")
+    with pytest.raises(InputError, match=r"members data_batch_1\.bin.*found"):
+        read(as_tar(tmp_path / "t.tar.gz", files), "train")
+
+
+@pytest.mark.parametrize("place", ["folder", "tar"])
+@pytest.mark.parametrize("content", [b"", binary("test_batch")[:-1], binary("test_batch") + b"x"])
+def test_wrong_size(tmp_path: Path, content: bytes, place: str) -> None:
+    files = {"test_batch.bin": content}
+    where = as_folder(tmp_path / "x", files) if place == "folder" else as_tar(tmp_path / "x.tar.gz", files)
+    with pytest.raises(InputError, match=rf"test_batch\.bin: expected {RECORDS * 3073} bytes, got {len(content)}"):
+        read(where, "test")
+
+
+def test_wrong_label(tmp_path: Path) -> None:
+    folder = as_folder(tmp_path / "x", {"test_batch.bin": b"\x0a" + binary("test_batch")[1:]})
+    with pytest.raises(InputError, match="labels must be 0 to 9, found 10"):
+        read(folder, "test")
+
+
+def test_a_link_in_the_tar_is_not_followed(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("test_batch.bin")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(member)
+    with pytest.raises(InputError, match="none of them"):
+        read(tmp_path / "x.tar.gz", "test")
+
+
+def test_a_tar_that_inflates_without_end(tmp_path: Path) -> None:
+    as_tar(tmp_path / "x.tar.gz", {"zeros": bytes(4_000_000), "test_batch.bin": binary("test_batch")})
+    with pytest.raises(InputError, match="inflates to more"):
+        read(tmp_path / "x.tar.gz", "test")
+
+
+def test_a_changed_pixel_is_noticed(tmp_path: Path) -> None:
+    file = as_tar(tmp_path / "x.tar.gz", {"test_batch.bin": binary("test_batch")})
+    stored = bytearray(gzip.compress(gzip.decompress(file.read_bytes()), compresslevel=0))
+    stored[5000] ^= 1
+    file.write_bytes(stored)
+    with pytest.raises(InputError, match="CRC"):
+        read(file, "test")
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(position=st.integers(0, 1 << 16), value=st.integers(0, 255), cut=st.booleans(), inside=st.booleans())
+def test_a_damaged_tar_is_told_or_harmless(tmp_path: Path, position: int, value: int, cut: bool, inside: bool) -> None:
+    file = as_tar(tmp_path / "x.tar.gz", {"test_batch.bin": binary("test_batch")})
+    content = bytearray(gzip.decompress(file.read_bytes()) if inside else file.read_bytes())
+    position %= 2048 if inside else len(content)
+    content[position] = value
+    content = content[:position] if cut else content
+    file.write_bytes(gzip.compress(content) if inside else content)
+    try:
+        assert len(read(file, "test")) == RECORDS
+    except InputError as error:
+        message = str(error)
+    else:
+        message = "harmless"
+    assert "harmless" in message or "x.tar.gz" in message
+
+
+class Evil:
+    """Makes a file, if anything ever calls what a pickle asks to call."""
+
+    def __init__(self, call: object, *arguments: object) -> None:
+        self.form = (call, arguments)
+
+    def __reduce__(self):
+        return self.form
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_a_malicious_batch_executes_nothing(tmp_path: Path, protocol: int) -> None:
+    trace = tmp_path / "executed"
+    for call, argument in ((os.system, f"touch {trace}"), (eval, f"open({str(trace)!r}, 'w')"), (Path.touch, trace)):
+        for content in (Evil(call, argument), {b"data": Evil(call, argument), b"labels": labels("test_batch")}):
+            with pytest.raises(InputError, match="nothing in it was executed"):
+                read_python_batch(pickle.dumps(content, protocol), "batch", records=RECORDS)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"cnumpy\nload\n(U\x01aR.",  # another numpy name
+        b"cnumpy\nndarray.__class__\n.",
+        b"\x80\x04\x8c\x05numpy\x8c\x0edtype.__init__\x93.",
+        b"cnumpy\ndtype\n}U\x06dottedU\x01xsb.",  # change a stand-in
+        b"cnumpy\ndtype\n(}}U\x06dottedU\x01xstb.",
+        b"}}U\x01aNsb.",  # change a dict
+        b"\x80\x02r\xff\xff\xff\x7f.",  # a memo number that would fill the memory
+        b"\x80\x02Nr\xff\xff\xff\x7f.",
+        b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00.",  # a bytearray of 2**56 bytes
+        b"T\xff\xff\xff\x7f.",
+        b"B\xff\xff\xff\xff.",
+        b"\x82\x01.",  # extension registry
+        b"Pabc\n.",  # persistent id
+        b"(i__main__\nx\n.",
+        b"(c_codecs\nencode\n(X\x01\x00\x00\x00aX\x04\x00\x00\x00utf8tR.",
+        b"(" * 100_000 + b".",
+        b"]q\x01h\x01a.",  # a list that holds itself
+        b"N.",
+        b"",
+    ],
+)
+def test_hostile_programs(program: bytes) -> None:
+    with pytest.raises(InputError, match="batch: not a CIFAR-10 python batch"):
+        read_python_batch(program, "batch", records=RECORDS)
+
+
+def test_stand_ins_are_new_each_time() -> None:
+    for _ in range(2):
+        with pytest.raises(InputError):
+            read_python_batch(b"cnumpy\ndtype\n(}}U\x06dottedU\x01xstb.", "batch", records=RECORDS)
+    assert len(read_python_batch(python2("test_batch"), "batch", records=RECORDS)[0]) == RECORDS
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({b"data": pixels("test_batch")[:2]}, "shape"),
+        ({b"data": pixels("test_batch").astype(np.int32)}, "uint8"),
+        ({b"data": np.asfortranarray(pixels("test_batch"))}, "C-ordered"),
+        ({b"data": 3}, "not an array"),
+        ({b"labels": [0, 1]}, "list of 4"),
+        ({b"labels": [0, 1, 2, 10]}, "0 to 9"),
+        ({b"labels": [0, 1, 2, True]}, "0 to 9"),
+        ({b"labels": None}, "list of 4"),
+    ],
+)
+def test_wrong_contents(change: dict[bytes, object], words: str) -> None:
+    content = {b"data": pixels("test_batch"), b"labels": [0, 1, 2, 3], **change}
+    with pytest.raises(InputError, match=words):
+        read_python_batch(pickle.dumps(content, 2), "batch", records=RECORDS)
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(position=st.integers(0, 400), value=st.integers(0, 255))
+def test_mutated_batches_are_told_or_harmless(position: int, value: int) -> None:
+    content = bytearray(python2("test_batch"))
+    start = len(content) - 200  # the two ends hold the program, the middle holds pixels
+    content[position if position < 200 else start + position - 201] = value
+    try:
+        found, numbers = read_python_batch(bytes(content), "batch", records=RECORDS)
+        assert found.shape == (RECORDS, 3072)
+        assert len(numbers) == RECORDS
+    except InputError:
+        pass
+
+
+def test_the_hand_written_batch_uses_protocol_2() -> None:
+    assert max(code.proto for code, _, _ in pickletools.genops(python2("test_batch"))) == 2

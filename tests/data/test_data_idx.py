@@ -1,0 +1,79 @@
+"""The idx reader against a writer that follows the format's description, and against damage."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from widemargin.data import read_images, read_labels
+from widemargin.errors import InputError
+
+IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
+LABELS = np.array([7, 0, 9], dtype=np.uint8)
+
+
+def idx_bytes(values: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, values.ndim]) + b"".join(struct.pack(">I", n) for n in values.shape) + values.tobytes()
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_reads_what_was_written(tmp_path: Path, pack) -> None:
+    file = tmp_path / "any name"
+    file.write_bytes(pack(idx_bytes(IMAGES)))
+    assert np.array_equal(read_images(file).numpy(), IMAGES[:, None])
+    file.write_bytes(pack(idx_bytes(LABELS)))
+    assert read_labels(file).tolist() == [7, 0, 9]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "header of 16 bytes, got 0"),
+        (idx_bytes(IMAGES)[:9], "header of 16 bytes, got 9"),
+        (idx_bytes(IMAGES)[:-1], "76|promises 76 bytes"),
+        (idx_bytes(IMAGES) + b"x", "expected 76 bytes.*got more"),
+        (idx_bytes(LABELS) + bytes(9), "idx file of labels"),
+        (b"\x7fELF" + bytes(40), "not an MNIST idx file"),
+        (struct.pack(">4I", 2051, 0, 28, 28), "holds no values"),
+        (struct.pack(">4I", 2051, 2**32 - 1, 2**32 - 1, 2**32 - 1), "promises"),
+        (struct.pack(">4I", 2051, 2**32 - 1, 28, 28) + bytes(1000), "promises"),
+    ],
+)
+def test_refusals_name_the_file(tmp_path: Path, content: bytes, words: str, pack) -> None:
+    file = tmp_path / "digits"
+    file.write_bytes(pack(content))
+    with pytest.raises(InputError, match=f"(?s)digits.*({words})"):
+        read_images(file)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_labels(tmp_path / "absent")
+
+
+def test_labels_refuse_images(tmp_path: Path) -> None:
+    file = tmp_path / "digits"
+    file.write_bytes(idx_bytes(IMAGES))
+    with pytest.raises(InputError, match="idx file of images"):
+        read_labels(file)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(position=st.integers(0, 200), value=st.integers(0, 255), cut=st.integers(0, 200), packed=st.booleans())
+def test_damage_is_told_or_harmless(tmp_path: Path, position: int, value: int, cut: int, packed: bool) -> None:
+    content = bytearray(gzip.compress(idx_bytes(IMAGES)) if packed else idx_bytes(IMAGES))
+    content[position % len(content)] = value
+    file = tmp_path / "digits"
+    file.write_bytes(content[: len(content) - cut] if cut < len(content) // 2 else content)
+    try:
+        assert read_images(file).dim() == 4
+    except InputError as error:
+        message = str(error)
+    else:
+        message = "harmless"
+    assert "harmless" in message or "digits" in message
