@@ -55,6 +55,7 @@ def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
 
 
 def choice(owner: str, field: str, value: object, allowed: "tuple[object, ...]") -> None:
-    """Refuse a value that is not one of the allowed ones, naming them."""
+    """Refuse a value that is not one of the allowed ones, naming them; an option has no owner."""
     if value not in allowed or isinstance(value, bool) != isinstance(allowed[allowed.index(value)], bool):
-        raise InputError(f"{owner}.{field} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        name = f"{owner}.{field}" if owner else field
+        raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")

@@ -54,7 +54,7 @@ def _construct(cls: type[T], values: Table, path: str) -> T:
     try:
         return cls(**values)
     except InputError as error:
-        raise InputError(f"{path}: {error}" if path else str(error)) from None
+        raise InputError(str(error) if str(error).startswith(path) else f"{path}: {error}") from None
 
 
 def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:

@@ -22,6 +22,7 @@ from widemargin.objectives import Adversarial, Standard
 from widemargin.recipes.published import Published, published
 from widemargin.recipes.recipe import Recipe
 from widemargin.schedules import Steps
+from widemargin.types import Point
 
 TABLE = "table1_mnist_mlp"
 ATTACK = PGD(eps=0.1, step_size=0.01, steps=20)
@@ -51,13 +52,12 @@ def _plain(name: str, row: str, objective: ObjectiveConfig, weight_decay: float)
     return Recipe(config=config, published=published(TABLE, row, weight_decay=weight_decay))
 
 
-def _exact(weight: float, at: str) -> EMRConfig:
-    return EMRConfig(kind="exact", weight=weight, at="adversarial" if at == "adversarial" else "clean", scaling="mean")
+def _exact(weight: float, at: Point) -> EMRConfig:
+    return EMRConfig(kind="exact", weight=weight, at=at, scaling="mean")
 
 
-def _approximate(weight: float, at: str) -> EMRConfig:
-    point = "adversarial" if at == "adversarial" else "clean"
-    return EMRConfig(kind="approximate", weight=weight, temperature=1.0, at=point, scaling="released")
+def _approximate(weight: float, at: Point) -> EMRConfig:
+    return EMRConfig(kind="approximate", weight=weight, temperature=1.0, at=at, scaling="released")
 
 
 def _supplement(row: str) -> Published:

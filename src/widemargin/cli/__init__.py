@@ -1,0 +1,1 @@
+"""The command line: arguments in, printing out; the work is done elsewhere."""

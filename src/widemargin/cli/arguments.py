@@ -1,0 +1,50 @@
+"""Arguments that several verbs share, and how people write numbers and durations."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from widemargin.errors import InputError
+from widemargin.written import Written
+
+TargetArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run folder (what train --out named) or a .safetensors file."),
+]
+DataDir = Annotated[
+    str | None,
+    typer.Option(help="Folder with the data files; default $WIDEMARGIN_DATA, else a cache folder.", show_default=False),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def number(option: str, text: str | None) -> Written | None:
+    """A number such as 0.031 or 8/255, as written."""
+    if text is None:
+        return None
+    try:
+        return Written(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+
+
+def seconds(option: str, text: str | None) -> float:
+    """A duration such as 90s, 25m, 1.5h or 1h30m; without one, forever."""
+    if text is None:
+        return float("inf")
+    parts = re.findall(r"([0-9.]+)([smhd]?)", text)
+    if not parts or "".join(a + b for a, b in parts) != text.strip():
+        raise InputError(f"{option}: {text!r} is not a duration; write 90s, 25m or 1h30m")
+    try:
+        total = sum(float(value) * _UNITS[unit] for value, unit in parts)
+    except ValueError:
+        raise InputError(f"{option}: {text!r} is not a duration; write 90s, 25m or 1h30m") from None
+    if total <= 0:
+        raise InputError(f"{option}: {text!r} is no time at all; write 90s, 25m or 1h30m")
+    return total

@@ -1,0 +1,103 @@
+"""``widemargin margins``: how far the decision boundary of a trained model is from its data."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+from widemargin import randomness
+from widemargin.attacks import FGSM, PGD
+from widemargin.checks import choice
+from widemargin.cli.arguments import DataDir, Device, Json, Limit, TargetArgument
+from widemargin.data import ImageSet, in_order, load
+from widemargin.errors import InputError
+from widemargin.evaluation import MeasuredMargins, Target, load_target, measure_margins
+from widemargin.margins import MarginSummary
+from widemargin.objectives import Adversarial
+from widemargin.reports.margin_histogram import margin_figure
+from widemargin.reports.style import save_picture
+from widemargin.threat import THREATS
+from widemargin.training.setup import choose_device
+
+BATCH = 250
+
+
+def margins(
+    target: TargetArgument,
+    split: Annotated[str, typer.Option(help="train or test.")] = "test",
+    at: Annotated[str, typer.Option(help="clean images, or adversarial ones of the run's own attack.")] = "clean",
+    norm: Annotated[str, typer.Option(help="l2 or linf.")] = "l2",
+    dataset: Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)] = None,
+    limit: Limit = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Where the histogram goes; default: beside the checkpoint.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+) -> None:
+    """Effective margins: mean, spread and quantiles, over all and over correctly classified images, and a histogram."""
+    choice("", "--split", split, ("train", "test"))
+    choice("", "--at", at, ("clean", "adversarial"))
+    choice("", "--norm", norm, tuple(THREATS))
+    chosen = choose_device(device)
+    loaded = load_target(target)
+    attack = _own_attack(loaded) if at == "adversarial" else None
+    name = dataset or str(loaded.description.config["data"]["name"])
+    data = load(name, "train" if split == "train" else "test", data_dir=data_dir, limit=limit).to(chosen)
+    model = loaded.model.to(chosen)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("measuring margins", total=len(data))
+        points = _points(loaded, data, attack)
+        measured = measure_margins(
+            model, points, norm="l2" if norm == "l2" else "linf", advance=lambda n: progress.advance(task, n)
+        )
+    path = picture or loaded.path.with_name(f"margins-{split}-{at}-{norm}.png")
+    title = f"{loaded.description.config['name']}: {split} images, {at}"
+    save_picture(margin_figure({"all images": measured.margins}, title=title, unit=norm), path)
+    _print(measured, title, norm, path, as_json)
+
+
+def _own_attack(target: Target) -> PGD | FGSM:
+    config = target.description.run_config()
+    if isinstance(config.objective, Adversarial):
+        return config.objective.attack
+    if config.watch.attack is not None:
+        return config.watch.attack
+    raise InputError(
+        "--at adversarial: this run has no attack of its own (objective.attack or watch.attack); use clean"
+    )
+
+
+def _points(target: Target, data: ImageSet, attack: PGD | FGSM | None) -> Iterator[tuple[Tensor, Tensor]]:
+    for number, (x, y) in enumerate(in_order(data, BATCH)):
+        generator = randomness.derived(0, "margins", number)
+        yield (x if attack is None else attack(target.model, x, y, generator=generator)), y
+
+
+def _print(measured: MeasuredMargins, title: str, norm: str, path: Path, as_json: bool) -> None:
+    summaries = {"all": measured.over_all(), "correctly classified": measured.over_correct()}
+    if as_json:
+        record = {"title": title, "norm": norm, "picture": str(path)}
+        typer.echo(json.dumps(record | {key: asdict(value) for key, value in summaries.items()}, indent=2))
+        return
+    table = Table(title=f"effective margins ({norm}), {title}")
+    for column in ("", "images", "mean", "std", *summaries["all"].quantiles):
+        table.add_column(column, justify="left" if column == "" else "right")
+    for key, value in summaries.items():
+        table.add_row(key, f"{value.count:,}", *_numbers(value))
+    console = Console()
+    console.print(table)
+    console.print(f"histogram: {path}", highlight=False)
+
+
+def _numbers(summary: MarginSummary) -> list[str]:
+    values = [summary.mean, summary.std, *summary.quantiles.values()]
+    return ["-" if value is None else f"{value:.3f}" for value in values]

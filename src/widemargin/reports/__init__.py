@@ -1,0 +1,1 @@
+"""Runs and measurements as pictures and tables; reads results, never trains."""

@@ -1,0 +1,50 @@
+"""The demo's picture: margin histograms of both models above digits with their adversarial twins."""
+
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from widemargin.reports.margin_histogram import draw_margins
+from widemargin.reports.style import styled
+
+RIGHT, WRONG = "#2e933c", "#d1495b"
+
+
+@dataclass(frozen=True)
+class Twins:
+    """One model's adversarial images (N, C, H, W) and what it calls them (N,)."""
+
+    images: Tensor
+    predictions: Tensor
+
+
+def demo_figure(margins: dict[str, Tensor], clean: Tensor, labels: Tensor, twins: dict[str, Twins]) -> Figure:
+    """Histograms on top; below, a row of clean digits and, for each model, a row of their adversarial twins."""
+    columns = len(clean)
+    with styled():
+        figure = Figure(figsize=(9, 4.2 + 1.05 * (1 + len(twins))), layout="constrained")
+        top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=[3.6, 1.05 * (1 + len(twins))])[:, 0]
+        axes = top.subplots()
+        draw_margins(axes, margins, unit="L2, pixels in [0, 1]")
+        axes.set_title("Distance to the decision boundary, test images")
+        grid = bottom.subplots(1 + len(twins), columns, squeeze=False)
+        _row(grid[0], clean, "clean", [str(int(label)) for label in labels], ["black"] * columns)
+        for row, (name, twin) in zip(grid[1:], twins.items(), strict=True):
+            said = [str(int(prediction)) for prediction in twin.predictions]
+            colors = [RIGHT if p == y else WRONG for p, y in zip(twin.predictions, labels, strict=True)]
+            _row(row, twin.images, f"attacked,\n{name}", said, colors)
+        bottom.suptitle(
+            "Digits, their adversarial twins, and what each model calls them", x=0.02, ha="left", fontweight="bold"
+        )
+    return figure
+
+
+def _row(row: "list[Axes]", images: Tensor, name: str, captions: list[str], colors: list[str]) -> None:
+    for axes, image, caption, color in zip(row, images, captions, colors, strict=True):
+        axes.imshow(image.permute(1, 2, 0).squeeze(-1).cpu(), cmap="gray", vmin=0, vmax=1)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.set_title(caption, color=color, fontsize=10, loc="center", pad=2)
+    row[0].set_ylabel(name, rotation=0, ha="right", va="center", labelpad=8)

@@ -1,0 +1,41 @@
+"""Margin histograms: how far the boundary is, for one model or several on the same axes."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from widemargin.reports.style import COLORS, styled
+
+BINS = 60
+
+
+def draw_margins(axes: Axes, margins: dict[str, Tensor], *, unit: str) -> None:
+    """One outline per model over common bins, its mean marked; misclassified images lie left of zero."""
+    values = {name: tensor[tensor.isfinite()].double().numpy() for name, tensor in margins.items()}
+    together = np.concatenate([v for v in values.values() if len(v)] or [np.zeros(1)])
+    low, high = np.quantile(together, [0.001, 0.999])
+    edges = np.linspace(min(low, 0.0), high if high > low else low + 1.0, BINS + 1).tolist()
+    for (name, data), color in zip(values.items(), COLORS, strict=False):
+        axes.hist(np.clip(data, edges[0], edges[-1]), bins=edges, color=color, alpha=0.45, label=_label(name, data))
+        axes.hist(np.clip(data, edges[0], edges[-1]), bins=edges, color=color, histtype="step", linewidth=1.2)
+        if len(data):
+            axes.axvline(float(data.mean()), color=color, linestyle="--", linewidth=1.2)
+    axes.axvline(0.0, color="black", linewidth=0.8)
+    axes.set_xlabel(f"effective margin ({unit}); left of 0: misclassified")
+    axes.set_ylabel("images")
+    axes.legend(loc="upper right")
+
+
+def _label(name: str, data: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> str:
+    return f"{name}: mean {data.mean():.2f}" if len(data) else f"{name}: none"
+
+
+def margin_figure(margins: dict[str, Tensor], *, title: str, unit: str) -> Figure:
+    """The histogram as a figure of its own."""
+    with styled():
+        figure = Figure(figsize=(7, 4))
+        axes = figure.subplots()
+        draw_margins(axes, margins, unit=unit)
+        axes.set_title(title)
+    return figure
