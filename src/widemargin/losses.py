@@ -1,9 +1,136 @@
-"""Per-sample losses as pure functions of logits: each returns (B,)."""
+"""The losses of the compared methods as pure functions of logits: each returns (B,), the value of every sample.
 
+Notation: z clean logits, z' adversarial, p = softmax z, p' = softmax z', CE cross-entropy, KL_i = KL(p_i || p'_i) (the
+clean prediction is the target). Nothing is detached unless said. A mean over the batch gives the published loss.
+"""
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# MART's three small constants, as published.
+_MART_LOG_FLOOR = 1e-12
+_MART_RUNNER_UP = 1.0001
+_MART_CLEAN = 1.0000001
+MAIL_SCALE = 3.0
+"""The released MAIL weights are three times a sigmoid and not normalized over the batch."""
+
+
+def wide(logits: Tensor) -> Tensor:
+    """Half-precision logits as float32; wider ones as they are."""
+    return logits.float() if logits.itemsize < 4 else logits
+
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """-log softmax(z)_y, in float32 or wider."""
-    return F.cross_entropy(logits.float() if logits.itemsize < 4 else logits, y, reduction="none")
+    """CE: -log softmax(z)_y."""
+    return F.cross_entropy(wide(logits), y, reduction="none")
+
+
+def kl_divergence(logits: Tensor, logits_adv: Tensor) -> Tensor:
+    """KL(p || p'): gradients flow through both."""
+    log_p = F.log_softmax(wide(logits), dim=1)
+    log_p_adv = F.log_softmax(wide(logits_adv), dim=1)
+    return (log_p.exp() * (log_p - log_p_adv)).sum(1)
+
+
+def trades(logits: Tensor, logits_adv: Tensor, y: Tensor, beta: float) -> Tensor:
+    """TRADES: CE(z, y) + beta KL."""
+    return cross_entropy(logits, y) + beta * kl_divergence(logits, logits_adv)
+
+
+def mart(logits: Tensor, logits_adv: Tensor, y: Tensor, weight: float) -> Tensor:
+    """MART: a boosted cross-entropy on x' plus a KL weighted by how unsure the clean prediction is."""
+    return _boosted_cross_entropy(logits_adv, y) + weight * _mart_kl(logits, logits_adv, y)
+
+
+def _boosted_cross_entropy(logits_adv: Tensor, y: Tensor) -> Tensor:
+    """CE(z', y) - log(1.0001 - largest wrong p' + 1e-12)."""
+    runner_up = _largest_wrong(torch.softmax(wide(logits_adv), dim=1), y)
+    return cross_entropy(logits_adv, y) - torch.log(_MART_RUNNER_UP - runner_up + _MART_LOG_FLOOR)
+
+
+def _mart_kl(logits: Tensor, logits_adv: Tensor, y: Tensor) -> Tensor:
+    """sum_k p_k (log p_k - log(p'_k + 1e-12)) times (1.0000001 - p_y); the factor receives a gradient too."""
+    log_p = F.log_softmax(wide(logits), dim=1)
+    log_p_adv = torch.log(torch.softmax(wide(logits_adv), dim=1) + _MART_LOG_FLOOR)
+    divergence = (log_p.exp() * (log_p - log_p_adv)).sum(1)
+    return divergence * (_MART_CLEAN - _of_label(log_p, y).exp())
+
+
+def mail_weights(logits_adv: Tensor, y: Tensor, slope: float, bias: float) -> Tensor:
+    """MAIL: 3 sigmoid(slope (bias - PM)), PM = p'_y - largest wrong p'; a constant for the gradient."""
+    p_adv = torch.softmax(wide(logits_adv.detach()), dim=1)
+    margin = _of_label(p_adv, y) - _largest_wrong(p_adv, y)
+    return MAIL_SCALE * torch.sigmoid(slope * (bias - margin))
+
+
+def mail_at(logits_adv: Tensor, y: Tensor, slope: float, bias: float) -> Tensor:
+    """MAIL over AT: w CE(z', y)."""
+    return mail_weights(logits_adv, y, slope, bias) * cross_entropy(logits_adv, y)
+
+
+def mail_trades(logits: Tensor, logits_adv: Tensor, y: Tensor, beta: float, slope: float, bias: float) -> Tensor:
+    """MAIL over TRADES: CE(z, y) + beta w KL; only the KL is weighted."""
+    weights = mail_weights(logits_adv, y, slope, bias)
+    return cross_entropy(logits, y) + beta * weights * kl_divergence(logits, logits_adv)
+
+
+def mail_mart(logits: Tensor, logits_adv: Tensor, y: Tensor, weight: float, slope: float, bias: float) -> Tensor:
+    """MAIL over MART: w times the boosted cross-entropy; MART's KL term as it is."""
+    weights = mail_weights(logits_adv, y, slope, bias)
+    return weights * _boosted_cross_entropy(logits_adv, y) + weight * _mart_kl(logits, logits_adv, y)
+
+
+def lbgat(student: Tensor, student_adv: Tensor, teacher: Tensor, y: Tensor, beta: float) -> Tensor:
+    """LBGAT: mean_k (z'_k - t_k)^2 + CE(t, y) + beta KL of the student; the teacher learns from the square too."""
+    guidance = (wide(student_adv) - wide(teacher)).square().mean(1)
+    return guidance + cross_entropy(teacher, y) + beta * kl_divergence(student, student_adv)
+
+
+def hypersphere(cosines: Tensor, y: Tensor, scale: float, margin: float) -> Tensor:
+    """HE: CE(s (cos - m onehot(y)), y) for cosines in [-1, 1]."""
+    return cross_entropy(hypersphere_logits(cosines, y, scale, margin), y)
+
+
+def hypersphere_logits(cosines: Tensor, y: Tensor, scale: float, margin: float) -> Tensor:
+    """(B, K): s (cos - m onehot(y)), what HE's training cross-entropy sees."""
+    return scale * (cosines - margin * F.one_hot(y, cosines.shape[1]).to(cosines.dtype))
+
+
+def large_margin_logits(features: Tensor, weight: Tensor, y: Tensor, margin: int, annealing: float | Tensor) -> Tensor:
+    """L-Softmax, (B, K): plain logits w_j . f except the label's, |w_y||f| (lambda cos + psi) / (1 + lambda).
+
+    psi = (-1)^k cos(m theta) - 2k with k = floor(m theta / pi) held constant: a version of cos(theta) that falls m times
+    as fast, so that the label must win by an angle. m = 1 is plain softmax without a bias.
+    """
+    logits = wide(features @ weight.T)
+    lengths = weight[y].norm(dim=1) * features.norm(dim=1)
+    own = _of_label(logits, y)
+    cosine = own / (lengths + 1e-10)
+    target = lengths * (annealing * cosine + _psi(cosine, margin)) / (1 + annealing)
+    return logits + F.one_hot(y, logits.shape[1]).to(logits.dtype) * (target - own).unsqueeze(1)
+
+
+def _psi(cosine: Tensor, margin: int) -> Tensor:
+    angle = torch.acos(cosine.detach().clamp(-1 + 1e-7, 1 - 1e-7))
+    k = torch.floor(margin * angle / torch.pi)
+    sign = 1 - 2 * (k % 2)
+    return sign * _MULTIPLE_ANGLE[margin](cosine) - 2 * k
+
+
+_MULTIPLE_ANGLE = {
+    1: lambda c: c,
+    2: lambda c: 2 * c**2 - 1,
+    3: lambda c: 4 * c**3 - 3 * c,
+    4: lambda c: 8 * c**4 - 8 * c**2 + 1,
+}
+"""cos(m theta) as a polynomial in cos(theta): finite gradients where theta is 0 or pi, unlike acos."""
+
+
+def _of_label(values: Tensor, y: Tensor) -> Tensor:
+    return values.gather(1, y.unsqueeze(1)).squeeze(1)
+
+
+def _largest_wrong(values: Tensor, y: Tensor) -> Tensor:
+    own = F.one_hot(y, values.shape[1]).bool()
+    return values.masked_fill(own, -torch.inf).amax(1)

@@ -1,0 +1,45 @@
+# Everything a newcomer needs: `make demo` and `make test` set up their own virtual environment.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint typecheck bench format clean
+
+help:
+	@echo "make demo       train the paper's MLP twice on embedded digits, attack both, draw the margins"
+	@echo "make test       the tests (lint and types: make lint typecheck)"
+	@echo "make bench      what EMR costs on this machine, as ratios"
+	@echo "make setup      only the virtual environment in $(VENV)"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (a few minutes the first time: it installs PyTorch)"
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.x") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: setup
+	@$(BIN)/widemargin demo --out demo
+
+test: setup
+	$(BIN)/python -m pytest -n 2
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: setup
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python benchmarks/emr_cost.py
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache

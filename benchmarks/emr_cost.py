@@ -1,0 +1,117 @@
+"""What EMR costs on this machine, as ratios measured in one run: the numbers behind docs/performance.md.
+
+Every variant is timed in turn, round after round, so that a busy machine slows all of them alike; medians are compared.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+
+from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
+from widemargin.models import MLP
+from widemargin.types import Regularizer
+
+Step = Callable[[], None]
+
+
+def plain_loop(model: nn.Module, x: Tensor) -> Tensor:
+    """Exact EMR as the paper describes it: one input gradient per class, one after the other."""
+    leaf = x.clone().requires_grad_(True)
+    logits = model(leaf)
+    total = torch.zeros(len(x))
+    for j in range(logits.shape[1]):
+        (row,) = torch.autograd.grad(logits[:, j].sum(), leaf, create_graph=True)
+        total = total + row.flatten(1).square().sum(1)
+    return total
+
+
+def training_step(
+    model: nn.Module, x: Tensor, y: Tensor, penalty: Callable[[nn.Module, Tensor], Tensor] | None
+) -> Step:
+    """Loss, penalty, backward and an SGD update."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(x), y)
+        if penalty is not None:
+            loss = loss + 1e-4 * penalty(model, x).mean()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def penalty_only(model: nn.Module, x: Tensor, penalty: Callable[[nn.Module, Tensor], Tensor]) -> Step:
+    """The penalty and its gradient, without a loss."""
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        penalty(model, x).mean().backward()
+
+    return step
+
+
+def medians(steps: dict[str, Step], rounds: int) -> dict[str, float]:
+    """Median seconds of each step over interleaved rounds, after one warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        step()
+    for _ in track(range(rounds), "timing", console=Console(stderr=True), transient=True):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    """Time, compare with the bars, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    model = MLP()
+    x, y = torch.rand(100, 1, 28, 28), torch.randint(0, 10, (100,))
+    forms: dict[str, Regularizer] = {
+        "approximate": ApproximateEMR(),
+        "stochastic": StochasticEMR(),
+        "exact": ExactEMR(),
+    }
+    steps = {"plain step": training_step(model, x, y, None)}
+    steps |= {f"step + {name}": training_step(model, x, y, form) for name, form in forms.items()}
+    steps["step + exact, plain loop"] = training_step(model, x, y, plain_loop)
+    steps["exact alone"] = penalty_only(model, x, ExactEMR())
+    steps["exact alone, plain loop"] = penalty_only(model, x, plain_loop)
+    seconds = medians(steps, options.rounds)
+    ratios = {
+        "step + approximate / plain step": seconds["step + approximate"] / seconds["plain step"],
+        "step + stochastic / plain step": seconds["step + stochastic"] / seconds["plain step"],
+        "step + exact / plain step": seconds["step + exact"] / seconds["plain step"],
+        "exact, plain loop / exact": seconds["exact alone, plain loop"] / seconds["exact alone"],
+    }
+    if options.json:
+        print(json.dumps({"seconds": seconds, "ratios": ratios, "threads": torch.get_num_threads()}, indent=2))
+        return
+    table = Table("what", "ms", title=f"MLP 4 x 1024, batch 100, 10 classes, {torch.get_num_threads()} threads")
+    for name, value in seconds.items():
+        table.add_row(name, f"{1000 * value:.1f}")
+    goals = Table("ratio", "measured", "bar", title="ratios of this run")
+    bars = ("at most 2.8", "at most 2.8", "-", "at least 1.3")
+    for (name, value), bar in zip(ratios.items(), bars, strict=True):
+        goals.add_row(name, f"{value:.2f}", bar)
+    Console().print(table, goals)
+
+
+if __name__ == "__main__":
+    main()
