@@ -143,7 +143,10 @@ def jacobian_rows(model: nn.Module, sample: Tensor, *, create_graph: bool = Fals
     leaf = sample.detach().clone().requires_grad_(True)
     with plain_evaluation(model), torch.enable_grad():
         logits = model(leaf)[0]
-        rows = [torch.autograd.grad(z, leaf, retain_graph=True, create_graph=create_graph)[0] for z in logits]
+        rows = [
+            torch.autograd.grad(logits[j], leaf, retain_graph=True, create_graph=create_graph)[0]
+            for j in range(len(logits))
+        ]
     return logits, torch.stack([row.flatten() for row in rows])
 
 
@@ -163,12 +166,12 @@ def approximate_emr_slowly(model: nn.Module, x: Tensor, temperature: float) -> T
 def effective_margin_slowly(model: nn.Module, x: Tensor, y: Tensor, norm: str) -> Tensor:
     margins = []
     for sample, label in zip(x.split(1), y.tolist(), strict=True):
-        logits, rows = jacobian_rows(model, sample)
-        order = {"l2": 2, "linf": 1}[norm]
+        logits, rows = (t.detach() for t in jacobian_rows(model, sample))
         others = [j for j in range(len(logits)) if j != label]
-        ratios = [float((logits[label] - logits[j]) / (rows[label] - rows[j]).norm(p=order)) for j in others]
-        margins.append(min(ratios))
-    return torch.tensor(margins, dtype=x.dtype)
+        difference = rows[label] - rows[others]
+        dual = difference.square().sum(1).sqrt() if norm == "l2" else difference.abs().sum(1)
+        margins.append(((logits[label] - logits[others]) / dual).min())
+    return torch.stack(margins)
 
 
 def pgd_slowly(model: nn.Module, x: Tensor, y: Tensor, *, eps: float, step_size: float, steps: int) -> Tensor:

@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from widemargin.config import RunConfig
 from widemargin.config_files import from_dict
 from widemargin.errors import InputError
 from widemargin.files import write_whole
-from widemargin.models import Classifier, build_model
+from widemargin.models import build_model
 
 FORMAT = "widemargin-checkpoint-1"
 TRAIN_PREFIX = "train/"
@@ -80,7 +80,12 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     tensors = dict(checkpoint.weights) | {TRAIN_PREFIX + key: value for key, value in checkpoint.training.items()}
     stored = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
     header = {"widemargin": json.dumps(asdict(checkpoint.description))}
-    write_whole(path, lambda partial: save_file(stored, partial, metadata=header))
+    content = save(stored, metadata=header)  # not save_file: it hides the errors of the disk and the user's umask
+
+    def write(partial: Path) -> None:
+        partial.write_bytes(content)
+
+    write_whole(path, write)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -110,14 +115,16 @@ def _described(path: Path, header: Mapping[str, str] | None) -> Description:
         ) from None
 
 
-def restore_model(checkpoint: Checkpoint, *, source: Path) -> Classifier:
+def restore_model(checkpoint: Checkpoint, *, source: Path) -> nn.Module:
     """The model the checkpoint describes, with its weights, in evaluation mode."""
     description = checkpoint.description
+    config = description.run_config()
     model = build_model(
-        description.run_config().model,
+        config.model,
         image_shape=description.image_shape,
         num_classes=description.num_classes,
         seed=0,
+        make_head=config.head,
     )
     load_weights(model, checkpoint.weights, source=source)
     return model.eval()

@@ -7,20 +7,20 @@ from typing import Any
 
 import tomli_w
 
-from widemargin.config import KINDS, RunConfig
+from widemargin.config import RunConfig, kinds
 from widemargin.errors import InputError
 from widemargin.plain import Table, from_table, to_table
 
 
 def to_dict(config: RunConfig) -> Table:
     """The configuration as plain tables."""
-    table: Table = to_table(config, KINDS)
+    table: Table = to_table(config, kinds())
     return table
 
 
 def from_dict(table: Table) -> RunConfig:
     """The configuration that the tables describe."""
-    return from_table(RunConfig, table, KINDS)
+    return from_table(RunConfig, table, kinds())
 
 
 def to_toml(config: RunConfig) -> str:

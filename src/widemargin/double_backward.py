@@ -42,7 +42,7 @@ def _relu_in_place(x: Tensor) -> Tensor:
 
 
 def _leaky_relu(x: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    slope = torch.where(x > 0, 1.0, negative_slope).to(x.dtype)
+    slope = torch.full_like(x, negative_slope, requires_grad=False).masked_fill_(x > 0, 1.0)
     return x.mul_(slope) if inplace else x * slope
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from widemargin.errors import InputError
@@ -21,7 +22,8 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
             f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
         ) from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that cannot be written has nothing to clean up
+            partial.unlink(missing_ok=True)
 
 
 def write_text_whole(path: Path, text: str) -> None:

@@ -2,11 +2,18 @@
 
 Notation: z clean logits, z' adversarial, p = softmax z, p' = softmax z', CE cross-entropy, KL_i = KL(p_i || p'_i) (the
 clean prediction is the target). Nothing is detached unless said. A mean over the batch gives the published loss.
+
+``label_logits`` are what the label's cross-entropy sees where a head trains with other logits than it predicts with (a
+margin for the label); every other term keeps to the plain logits, for those carry no label.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from widemargin.errors import InputError
 
 # MART's three small constants, as published.
 _MART_LOG_FLOOR = 1e-12
@@ -33,20 +40,21 @@ def kl_divergence(logits: Tensor, logits_adv: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - log_p_adv)).sum(1)
 
 
-def trades(logits: Tensor, logits_adv: Tensor, y: Tensor, beta: float) -> Tensor:
+def trades(logits: Tensor, logits_adv: Tensor, y: Tensor, beta: float, *, label_logits: Tensor | None = None) -> Tensor:
     """TRADES: CE(z, y) + beta KL."""
-    return cross_entropy(logits, y) + beta * kl_divergence(logits, logits_adv)
+    return cross_entropy(logits if label_logits is None else label_logits, y) + beta * kl_divergence(logits, logits_adv)
 
 
-def mart(logits: Tensor, logits_adv: Tensor, y: Tensor, weight: float) -> Tensor:
+def mart(logits: Tensor, logits_adv: Tensor, y: Tensor, weight: float, *, label_logits: Tensor | None = None) -> Tensor:
     """MART: a boosted cross-entropy on x' plus a KL weighted by how unsure the clean prediction is."""
-    return _boosted_cross_entropy(logits_adv, y) + weight * _mart_kl(logits, logits_adv, y)
+    return _boosted_cross_entropy(logits_adv, y, label_logits) + weight * _mart_kl(logits, logits_adv, y)
 
 
-def _boosted_cross_entropy(logits_adv: Tensor, y: Tensor) -> Tensor:
+def _boosted_cross_entropy(logits_adv: Tensor, y: Tensor, label_logits: Tensor | None) -> Tensor:
     """CE(z', y) - log(1.0001 - largest wrong p' + 1e-12)."""
     runner_up = _largest_wrong(torch.softmax(wide(logits_adv), dim=1), y)
-    return cross_entropy(logits_adv, y) - torch.log(_MART_RUNNER_UP - runner_up + _MART_LOG_FLOOR)
+    label = cross_entropy(logits_adv if label_logits is None else label_logits, y)
+    return label - torch.log(_MART_RUNNER_UP - runner_up + _MART_LOG_FLOOR)
 
 
 def _mart_kl(logits: Tensor, logits_adv: Tensor, y: Tensor) -> Tensor:
@@ -57,28 +65,62 @@ def _mart_kl(logits: Tensor, logits_adv: Tensor, y: Tensor) -> Tensor:
     return divergence * (_MART_CLEAN - _of_label(log_p, y).exp())
 
 
-def mail_weights(logits_adv: Tensor, y: Tensor, slope: float, bias: float) -> Tensor:
-    """MAIL: 3 sigmoid(slope (bias - PM)), PM = p'_y - largest wrong p'; a constant for the gradient."""
+def mail_weights(logits_adv: Tensor, y: Tensor, slope: float, bias: float, *, mean_one: bool = False) -> Tensor:
+    """MAIL: 3 sigmoid(slope (bias - PM)), PM = p'_y - largest wrong p'; a constant for the gradient.
+
+    With ``mean_one`` they are rescaled to mean 1 over the batch, as the MAIL paper writes them.
+    """
     p_adv = torch.softmax(wide(logits_adv.detach()), dim=1)
     margin = _of_label(p_adv, y) - _largest_wrong(p_adv, y)
-    return MAIL_SCALE * torch.sigmoid(slope * (bias - margin))
+    weights = MAIL_SCALE * torch.sigmoid(slope * (bias - margin))
+    return weights / weights.mean() if mean_one else weights
 
 
-def mail_at(logits_adv: Tensor, y: Tensor, slope: float, bias: float) -> Tensor:
+def mail_at(
+    logits_adv: Tensor,
+    y: Tensor,
+    slope: float,
+    bias: float,
+    *,
+    mean_one: bool = False,
+    label_logits: Tensor | None = None,
+) -> Tensor:
     """MAIL over AT: w CE(z', y)."""
-    return mail_weights(logits_adv, y, slope, bias) * cross_entropy(logits_adv, y)
+    label = cross_entropy(logits_adv if label_logits is None else label_logits, y)
+    return mail_weights(logits_adv, y, slope, bias, mean_one=mean_one) * label
 
 
-def mail_trades(logits: Tensor, logits_adv: Tensor, y: Tensor, beta: float, slope: float, bias: float) -> Tensor:
+def mail_trades(
+    logits: Tensor,
+    logits_adv: Tensor,
+    y: Tensor,
+    beta: float,
+    slope: float,
+    bias: float,
+    *,
+    mean_one: bool = False,
+    label_logits: Tensor | None = None,
+) -> Tensor:
     """MAIL over TRADES: CE(z, y) + beta w KL; only the KL is weighted."""
-    weights = mail_weights(logits_adv, y, slope, bias)
-    return cross_entropy(logits, y) + beta * weights * kl_divergence(logits, logits_adv)
+    weights = mail_weights(logits_adv, y, slope, bias, mean_one=mean_one)
+    label = cross_entropy(logits if label_logits is None else label_logits, y)
+    return label + beta * weights * kl_divergence(logits, logits_adv)
 
 
-def mail_mart(logits: Tensor, logits_adv: Tensor, y: Tensor, weight: float, slope: float, bias: float) -> Tensor:
+def mail_mart(
+    logits: Tensor,
+    logits_adv: Tensor,
+    y: Tensor,
+    weight: float,
+    slope: float,
+    bias: float,
+    *,
+    mean_one: bool = False,
+    label_logits: Tensor | None = None,
+) -> Tensor:
     """MAIL over MART: w times the boosted cross-entropy; MART's KL term as it is."""
-    weights = mail_weights(logits_adv, y, slope, bias)
-    return weights * _boosted_cross_entropy(logits_adv, y) + weight * _mart_kl(logits, logits_adv, y)
+    weights = mail_weights(logits_adv, y, slope, bias, mean_one=mean_one)
+    return weights * _boosted_cross_entropy(logits_adv, y, label_logits) + weight * _mart_kl(logits, logits_adv, y)
 
 
 def lbgat(student: Tensor, student_adv: Tensor, teacher: Tensor, y: Tensor, beta: float) -> Tensor:
@@ -100,11 +142,15 @@ def hypersphere_logits(cosines: Tensor, y: Tensor, scale: float, margin: float) 
 def large_margin_logits(features: Tensor, weight: Tensor, y: Tensor, margin: int, annealing: float | Tensor) -> Tensor:
     """L-Softmax, (B, K): plain logits w_j . f except the label's, |w_y||f| (lambda cos + psi) / (1 + lambda).
 
-    psi = (-1)^k cos(m theta) - 2k with k = floor(m theta / pi) held constant: a version of cos(theta) that falls m times
-    as fast, so that the label must win by an angle. m = 1 is plain softmax without a bias.
+    psi = (-1)^k cos(m theta) - 2k with k = floor(m theta / pi) held constant: a version of cos(theta) that falls m
+    times as fast, so that the label must win by an angle. m = 1 is plain softmax without a bias.
     """
+    if margin not in _MULTIPLE_ANGLE:
+        raise InputError(
+            f"large_margin_logits: margin must be one of {', '.join(map(str, _MULTIPLE_ANGLE))}, got {margin!r}"
+        )
     logits = wide(features @ weight.T)
-    lengths = weight[y].norm(dim=1) * features.norm(dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(weight[y], dim=1) * torch.linalg.vector_norm(features, dim=1)
     own = _of_label(logits, y)
     cosine = own / (lengths + 1e-10)
     target = lengths * (annealing * cosine + _psi(cosine, margin)) / (1 + annealing)
@@ -118,7 +164,7 @@ def _psi(cosine: Tensor, margin: int) -> Tensor:
     return sign * _MULTIPLE_ANGLE[margin](cosine) - 2 * k
 
 
-_MULTIPLE_ANGLE = {
+_MULTIPLE_ANGLE: dict[int, Callable[[Tensor], Tensor]] = {
     1: lambda c: c,
     2: lambda c: 2 * c**2 - 1,
     3: lambda c: 4 * c**3 - 3 * c,

@@ -7,9 +7,12 @@ trains, and that must survive.
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 
 from widemargin.types import ModelMode
+
+Buffers = list[tuple[nn.Module, str, Tensor]]
+"""(the module that owns it, its name there, its value)."""
 
 
 @contextmanager
@@ -40,3 +43,25 @@ def frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, requires_grad in before:
             parameter.requires_grad_(requires_grad)
+
+
+def copied_buffers(model: nn.Module) -> Buffers:
+    """The model's buffers as they are now, for :func:`with_buffers`."""
+    return [
+        (module, name, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+
+
+@contextmanager
+def with_buffers(buffers: Buffers) -> Iterator[None]:
+    """Run with these buffers (batch-norm statistics of an earlier moment); the model's own are set aside untouched."""
+    own = [(module, name, getattr(module, name)) for module, name, _ in buffers]
+    try:
+        for module, name, value in buffers:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in own:
+            setattr(module, name, value)

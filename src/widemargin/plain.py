@@ -20,6 +20,14 @@ Kinds = Mapping[str, type]
 T = TypeVar("T")
 
 
+REGISTRY = "registry"
+
+
+def one_of(registry: Mapping[str, type], **default: Any) -> Any:
+    """A field that holds one of a registry's classes; classes added to the registry later are legal too."""
+    return dataclasses.field(metadata={REGISTRY: registry}, **default)
+
+
 def to_table(value: Any, kinds: Kinds) -> Any:
     """A dataclass (or a part of one) as tables, lists and scalars; fields that are None are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -43,7 +51,11 @@ def from_table(cls: type[T], table: Any, kinds: Kinds, *, path: str = "") -> T:
     for key in table:
         if key not in fields and not (key == "kind" and cls in kinds.values()):
             raise InputError(f"unknown key {_dotted(path, key)!r}{_nearest(key, fields)}")
-    values = {key: _value(hints[key], item, kinds, _dotted(path, key)) for key, item in table.items() if key in fields}
+    values = {
+        key: _field_value(fields[key], hints[key], item, kinds, _dotted(path, key))
+        for key, item in table.items()
+        if key in fields
+    }
     missing = [name for name, field in fields.items() if name not in values and _required(field)]
     if missing:
         raise InputError(f"{_dotted(path, missing[0])} is missing; add it")
@@ -55,6 +67,13 @@ def _construct(cls: type[T], values: Table, path: str) -> T:
         return cls(**values)
     except InputError as error:
         raise InputError(str(error) if str(error).startswith(path) else f"{path}: {error}") from None
+
+
+def _field_value(field: "dataclasses.Field[Any]", hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
+    registry = field.metadata.get(REGISTRY)
+    if registry is None:
+        return _value(hint, item, kinds, path)
+    return from_table(_chosen(list(registry.values()), item, registry, path), item, kinds, path=path)
 
 
 def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:

@@ -38,6 +38,26 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Piecewise:
+    """Constant pieces: each point (epoch, factor) holds from that epoch on, 1 before the first."""
+
+    points: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        epochs = [point[0] for point in self.points if len(point) == 2]
+        if len(epochs) != len(self.points) or epochs != sorted(set(epochs)):
+            raise InputError(
+                f"Piecewise.points must be [epoch, factor] with increasing epochs, got {list(self.points)}"
+            )
+        if any(factor < 0 for _, factor in self.points):
+            raise InputError(f"Piecewise.points must have factors >= 0, got {list(self.points)}")
+
+    def __call__(self, epoch: float) -> float:
+        """Return the factor after ``epoch`` epochs."""
+        return next((factor for start, factor in reversed(self.points) if start <= epoch), 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class OneCycle:
     """Rises linearly from 0 to 1 at ``peak`` epochs, then falls on a cosine to 0 at ``epochs``."""
 
@@ -56,9 +76,10 @@ class OneCycle:
         return 0.5 * (1 + math.cos(math.pi * passed))
 
 
-Schedule = Constant | Steps | OneCycle
-SCHEDULES: dict[str, type[Constant] | type[Steps] | type[OneCycle]] = {
+Schedule = Constant | Steps | Piecewise | OneCycle
+SCHEDULES: dict[str, type] = {
     "constant": Constant,
     "steps": Steps,
+    "piecewise": Piecewise,
     "one-cycle": OneCycle,
 }

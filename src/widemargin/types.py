@@ -56,9 +56,14 @@ class Regularizer(Protocol):
 
 @dataclass(frozen=True)
 class Nets:
-    """The networks an objective trains; most train one."""
+    """The networks an objective trains; most train one, LBGAT a teacher too."""
 
     model: nn.Module
+    teacher: nn.Module | None = None
+
+    def all(self) -> dict[str, nn.Module]:
+        """The networks there are, by name."""
+        return {"model": self.model} | ({} if self.teacher is None else {"teacher": self.teacher})
 
 
 @dataclass(frozen=True)
@@ -76,13 +81,21 @@ class Outcome:
 
 
 class Objective(Protocol):
-    """A training loss: attack in evaluation mode, then forwards in training mode."""
+    """A training loss: attack in evaluation mode, then forwards in training mode. Stateless."""
 
     @property
     def attacks(self) -> bool:
         """Whether it makes adversarial images (a penalty may then be taken at them)."""
         ...
 
-    def __call__(self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator) -> Outcome:
+    def perturb(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Tensor | None:
+        """The adversarial images it would train on in this epoch, or None."""
+        ...
+
+    def __call__(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Outcome:
         """Return the loss of each sample."""
         ...

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from oracles import assert_all_close, assert_close_to_largest, golden, golden_net, parameter_gradients, under
 from torch import Tensor, nn
 
 import widemargin
+from oracles import assert_all_close, assert_close_to_largest, golden, golden_net, parameter_gradients, under
 from widemargin.data import Batch
 from widemargin.jacobian import logit_jacobian, logit_jacobian_slowly
 from widemargin.objectives import Adversarial

@@ -38,9 +38,9 @@ def seconds(option: str, text: str | None) -> float:
     """A duration such as 90s, 25m, 1.5h or 1h30m; without one, forever."""
     if text is None:
         return float("inf")
-    parts = re.findall(r"([0-9.]+)([smhd]?)", text)
-    if not parts or "".join(a + b for a, b in parts) != text.strip():
+    if not re.fullmatch(r"[0-9.]+|([0-9.]+[smhd])+", text.strip()):
         raise InputError(f"{option}: {text!r} is not a duration; write 90s, 25m or 1h30m")
+    parts = re.findall(r"([0-9.]+)([smhd]?)", text)
     try:
         total = sum(float(value) * _UNITS[unit] for value, unit in parts)
     except ValueError:

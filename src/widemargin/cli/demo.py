@@ -47,7 +47,7 @@ def demo(
         twins,
     )
     save_picture(figure, picture)
-    _print(console, rows, margins, picture, time.monotonic() - began)
+    _print(console, rows, margins, picture, len(test), time.monotonic() - began)
 
 
 def _judge(folder: Path, test: ImageSet) -> tuple[dict[str, float], MeasuredMargins, Twins]:
@@ -64,11 +64,12 @@ def _print(
     rows: dict[str, dict[str, float]],
     margins: dict[str, MeasuredMargins],
     picture: Path,
+    count: int,
     seconds: float,
 ) -> None:
     attack: PGD = ATTACK
     table = Table(
-        title=f"3,000 test digits; PGD20: {attack.steps} steps of {attack.step_size} inside linf {attack.eps}"
+        title=f"{count:,} test digits; PGD20: {attack.steps} steps of {attack.step_size} inside linf {attack.eps}"
     )
     for column in ("model", "clean %", "PGD20 %", "mean effective margin"):
         table.add_column(column, justify="left" if column == "model" else "right")

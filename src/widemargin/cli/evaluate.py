@@ -29,7 +29,9 @@ def evaluate(
     ] = None,
     eps: Annotated[str | None, typer.Option(help="Radius, e.g. 0.1 or 8/255.", show_default=False)] = None,
     step_size: Annotated[str | None, typer.Option(help="PGD's step; eps/4 unless given.", show_default=False)] = None,
-    norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
+    norm: Annotated[
+        str | None, typer.Option(help="linf or l2. Default: the run's own, else linf.", show_default=False)
+    ] = None,
     dataset: Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)] = None,
     limit: Limit = None,
     seed: Annotated[int, typer.Option(help="Seed of the attacks' random numbers.")] = 0,
@@ -39,12 +41,14 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Accuracy on the test images, clean and under each attack. FGSM and PGD start at the image itself."""
-    choice("", "--norm", norm, tuple(THREATS))
+    if norm is not None:
+        choice("", "--norm", norm, tuple(THREATS))
     chosen = choose_device(device)
     model = load_target(target)
-    plan = _plan(model, attacks, eps, step_size, "l2" if norm == "l2" else "linf")
+    plan = _plan(model, attacks, eps, step_size, None if norm is None else "l2" if norm == "l2" else "linf")
     name = dataset or str(model.description.config["data"]["name"])
     data = load(name, "test", data_dir=data_dir, limit=limit).to(chosen)
+    model.check_fits(data)
     network = model.model.to(chosen)
     accuracy = {}
     for attack in track(plan.attacks, "attacking", console=Console(stderr=True), transient=True):
@@ -55,20 +59,29 @@ def evaluate(
     _print(model, plan, accuracy, len(data), name, seed, as_json)
 
 
-def _plan(target: Target, attacks: str | None, eps: str | None, step_size: str | None, norm: Norm) -> EvaluationConfig:
+def _plan(
+    target: Target, attacks: str | None, eps: str | None, step_size: str | None, norm: Norm | None
+) -> EvaluationConfig:
+    """The run's own plan, with what the command line says in its place."""
     own = target.description.run_config().evaluation
-    names = tuple(name.strip() for name in attacks.split(",") if name.strip()) if attacks else None
-    if names is None:
-        names = own.attacks if own else ("clean",)
-    radius = number("--eps", eps)
-    if radius is None and own is None and set(names) != {"clean"}:
-        raise InputError(f"--eps is missing for {', '.join(n for n in names if n != 'clean')}; give e.g. --eps 8/255")
-    step = number("--step-size", step_size)
-    if own is not None and radius is None:
+    names = _names(attacks) if attacks is not None else own.attacks if own else ("clean",)
+    radius, step = number("--eps", eps), number("--step-size", step_size)
+    if own is not None and radius is None and norm in (None, own.norm):
         return EvaluationConfig(
-            attacks=names, eps=own.eps, step_size=own.step_size if step is None else step, norm=norm
+            attacks=names, eps=own.eps, step_size=own.step_size if step is None else step, norm=own.norm
         )
-    return EvaluationConfig(attacks=names, eps=1.0 if radius is None else radius, step_size=step, norm=norm)
+    attacked = [name for name in names if name != "clean"]
+    if radius is None and attacked:
+        raise InputError(f"--eps is missing for {', '.join(attacked)}; give e.g. --eps 8/255")
+    chosen = norm or (own.norm if own else "linf")
+    return EvaluationConfig(attacks=names, eps=1.0 if radius is None else radius, step_size=step, norm=chosen)
+
+
+def _names(attacks: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in attacks.split(",") if name.strip())
+    if not names:
+        raise InputError(f"--attacks must name at least one, got {attacks!r}; write e.g. clean,fgsm,pgd20")
+    return names
 
 
 def _print(
@@ -94,11 +107,13 @@ def _print(
         }
         typer.echo(json.dumps(record, indent=2))
         return
-    table = Table(title=f"{target.path}: {count:,} test images of {data}, {plan.norm} eps {plan.eps}, step {step:g}")
+    console = Console()
+    title = f"{target.path}: {count:,} test images of {data}, {plan.norm} eps {plan.eps}, step {step:g}"
+    console.print(title, highlight=False, soft_wrap=True)
+    table = Table()
     table.add_column("attack")
     table.add_column("accuracy %", justify="right")
     for name, value in accuracy.items():
         table.add_row(name, f"{value:.2f}")
-    console = Console()
     console.print(table)
     console.print(f"weights: {description.which}, {description.selection} (epoch {description.epoch})", highlight=False)

@@ -1,7 +1,8 @@
 """The command ``widemargin``; it ends with 0, or with 2 and one clear line when a person can put it right."""
 
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 
 import typer
 
@@ -10,7 +11,9 @@ from widemargin.cli.evaluate import evaluate
 from widemargin.cli.margins import margins
 from widemargin.cli.recipes import recipes_app
 from widemargin.cli.train import train
-from widemargin.errors import InputError
+from widemargin.errors import InputError, WidemarginWarning
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="widemargin",
@@ -33,20 +36,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code."""
+    with warnings.catch_warnings():  # which also puts the usual display back
+        warnings.showwarning = _display(warnings.showwarning)
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         code = app(args=list(arguments) or ["--help"], prog_name="widemargin", standalone_mode=False)
     except InputError as error:
         return _refuse(str(error))
-    except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from the last checkpoint")
-        return 130
-    except typer.Abort:
-        return 130
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except Exception as error:
         if not hasattr(error, "format_message"):  # the parser's own errors have it, whichever parser typer carries
             raise
-        return _refuse(f"{error.format_message()} See 'widemargin --help'.")
+        return _refuse(f"{error.format_message().rstrip('.')}. See 'widemargin --help'.")
+    if code == INTERRUPTED:  # which typer, too, makes of a KeyboardInterrupt
+        _say("interrupted; a training run goes on from its last checkpoint when the same command is given again")
     return code if isinstance(code, int) else 0
+
+
+def _display(usual: Callable[..., None]) -> Callable[..., None]:
+    """Our own warnings as one line without a place in the source; others as usual."""
+
+    def show(message: Warning | str, category: type[Warning], *place: object) -> None:
+        if issubclass(category, WidemarginWarning):
+            _say(f"warning: {message}")
+        else:
+            usual(message, category, *place)
+
+    return show
 
 
 def _refuse(message: str) -> int:

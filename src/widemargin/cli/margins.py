@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -52,6 +53,7 @@ def margins(
     attack = _own_attack(loaded) if at == "adversarial" else None
     name = dataset or str(loaded.description.config["data"]["name"])
     data = load(name, "train" if split == "train" else "test", data_dir=data_dir, limit=limit).to(chosen)
+    loaded.check_fits(data)
     model = loaded.model.to(chosen)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("measuring margins", total=len(data))
@@ -88,14 +90,15 @@ def _print(measured: MeasuredMargins, title: str, norm: str, path: Path, as_json
         record = {"title": title, "norm": norm, "picture": str(path)}
         typer.echo(json.dumps(record | {key: asdict(value) for key, value in summaries.items()}, indent=2))
         return
-    table = Table(title=f"effective margins ({norm}), {title}")
+    console = Console()
+    console.print(f"effective margins ({norm}), {title}", highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in ("", "images", "mean", "std", *summaries["all"].quantiles):
         table.add_column(column, justify="left" if column == "" else "right")
-    for key, value in summaries.items():
+    for key, value in zip(("all", "correct"), summaries.values(), strict=True):  # 80 columns have no room for more
         table.add_row(key, f"{value.count:,}", *_numbers(value))
-    console = Console()
     console.print(table)
-    console.print(f"histogram: {path}", highlight=False)
+    console.print(f"histogram: {path}", highlight=False, soft_wrap=True)
 
 
 def _numbers(summary: MarginSummary) -> list[str]:

@@ -24,7 +24,7 @@ def recipes(context: typer.Context) -> None:
 
 
 @recipes_app.command("show")
-def show(name: Annotated[str, typer.Argument(help="A recipe's name, or a .toml file.")]) -> None:
+def show(name: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name, or a .toml file.")]) -> None:
     """Print a recipe as TOML, with the published numbers beside it."""
     recipe = find_recipe(name)
     for line in (_published(recipe), recipe.note):

@@ -14,7 +14,10 @@ from widemargin.training import train as train_run
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name ('widemargin recipes' lists them) or a .toml file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="A recipe's name ('widemargin recipes' lists them) or a .toml file."),
+    ],
     out: Annotated[Path, typer.Option(help="The run folder; the same command again goes on where it stopped.")],
     settings: Annotated[
         list[str] | None,
@@ -32,7 +35,7 @@ def train(
     limit = seconds("--max-time", max_time)
     console = Console(stderr=True)
     result = train_run(config, out=out, data_dir=data_dir, device=device, max_seconds=limit, console=console)
-    console.print(_closing(result, config.epochs), highlight=False)
+    console.print(_closing(result, config.epochs), highlight=False, soft_wrap=True)
 
 
 def _closing(result: RunResult, epochs: int) -> str:

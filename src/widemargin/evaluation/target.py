@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from widemargin.checkpoints import Description, load_checkpoint, restore_model
+from widemargin.data import ImageSet
 from widemargin.errors import InputError
 
 BEST, LAST = "best.safetensors", "last.safetensors"
@@ -18,6 +19,15 @@ class Target:
     model: nn.Module
     path: Path
     description: Description
+
+    def check_fits(self, data: ImageSet) -> None:
+        """Refuse images of another shape, or of classes the model has no output for."""
+        shape, classes = self.description.image_shape, self.description.num_classes
+        if data.image_shape != shape or int(data.labels.max()) >= classes:
+            raise InputError(
+                f"{data.name} holds images {data.image_shape} of {data.num_classes} classes, but {self.path} was "
+                f"trained on images {shape} of {classes} classes; choose the data set it was trained on"
+            )
 
 
 def load_target(path: Path) -> Target:

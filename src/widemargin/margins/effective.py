@@ -18,6 +18,7 @@ from widemargin.types import Norm
 DUAL_ORDER: dict[str, int] = {"l2": 2, "linf": 1}
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def effective_margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm = "l2", *, classes_at_once: int = 16) -> Tensor:
     """(B,): the distance of each image to its nearest linearised boundary, in pixel units of ``norm``.
 

@@ -5,10 +5,12 @@ what makes the architecture is a field. ``MODELS`` is the one list of legal name
 """
 
 from dataclasses import dataclass
+from typing import Protocol
+
+from torch import nn
 
 from widemargin.errors import InputError
 from widemargin.heads import LinearHead, MakeHead
-from widemargin.models.classifier import Classifier
 from widemargin.models.cnn import CNN
 from widemargin.models.constraints import ImageShape, require_count, require_counts
 from widemargin.models.mlp import MLP
@@ -151,9 +153,19 @@ class WideResNetConfig:
             )
 
 
+class ModelFactory(Protocol):
+    """What a model's configuration must offer; those below do, and so may one of your own."""
+
+    def build(
+        self, *, image_shape: ImageShape, num_classes: int, seed: int | None, make_head: MakeHead = LinearHead
+    ) -> nn.Module:
+        """The network with weights drawn from ``seed``."""
+        ...
+
+
 ModelConfig = MLPConfig | CNNConfig | ResNet18Config | LBGATTeacherConfig | WideResNetConfig
 
-MODELS: dict[str, type[ModelConfig]] = {
+MODELS: dict[str, type] = {
     "mlp": MLPConfig,
     "cnn": CNNConfig,
     "resnet18": ResNet18Config,
@@ -163,13 +175,13 @@ MODELS: dict[str, type[ModelConfig]] = {
 
 
 def build_model(
-    config: ModelConfig,
+    config: ModelFactory,
     *,
     image_shape: ImageShape,
     num_classes: int,
     seed: int | None,
     make_head: MakeHead = LinearHead,
-) -> Classifier:
+) -> nn.Module:
     """The network that ``config`` describes, on the CPU, with weights drawn from ``seed``."""
     return config.build(image_shape=image_shape, num_classes=num_classes, seed=seed, make_head=make_head)
 

@@ -1,6 +1,19 @@
 """Training objectives: (nets, x, y) -> the loss of each sample."""
 
 from widemargin.objectives.adversarial import Adversarial
+from widemargin.objectives.lbgat import Lbgat
+from widemargin.objectives.mail import Mail
+from widemargin.objectives.mart import Mart
 from widemargin.objectives.standard import Standard
+from widemargin.objectives.trades import Trades
 
-__all__ = ["Adversarial", "Standard"]
+OBJECTIVES: dict[str, type] = {
+    "standard": Standard,
+    "adversarial": Adversarial,
+    "trades": Trades,
+    "mart": Mart,
+    "mail": Mail,
+    "lbgat": Lbgat,
+}
+
+__all__ = ["OBJECTIVES", "Adversarial", "Lbgat", "Mail", "Mart", "Standard", "Trades"]

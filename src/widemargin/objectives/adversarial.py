@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks import FGSM, PGD
+from widemargin.heads import logits_for_training
 from widemargin.losses import cross_entropy
 from widemargin.types import Nets, Outcome
 
@@ -21,9 +22,17 @@ class Adversarial:
         """It makes adversarial images."""
         return True
 
-    def __call__(self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator) -> Outcome:
-        """Return the loss of each sample."""
+    def perturb(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The images that raise the cross-entropy."""
         del epoch
-        x_adv = self.attack(nets.model, x, y, generator=generator)
-        logits = nets.model(x_adv)
-        return Outcome(loss=cross_entropy(logits, y), logits=logits.detach(), x_adv=x_adv)
+        return self.attack(nets.model, x, y, generator=generator)
+
+    def __call__(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Outcome:
+        """Return the loss of each sample."""
+        x_adv = self.perturb(nets, x, y, epoch=epoch, generator=generator)
+        logits, label_logits = logits_for_training(nets.model, x_adv, y)
+        return Outcome(loss=cross_entropy(label_logits, y), logits=logits.detach(), x_adv=x_adv)

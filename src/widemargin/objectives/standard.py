@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from widemargin.heads import logits_for_training
 from widemargin.losses import cross_entropy
 from widemargin.types import Nets, Outcome
 
@@ -18,8 +19,17 @@ class Standard:
         """It makes no adversarial images."""
         return False
 
-    def __call__(self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator) -> Outcome:
+    def perturb(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Tensor | None:
+        """No adversarial images."""
+        del nets, x, y, epoch, generator
+        return None
+
+    def __call__(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Outcome:
         """Return the loss of each sample."""
         del epoch, generator
-        logits = nets.model(x)
-        return Outcome(loss=cross_entropy(logits, y), logits=logits.detach())
+        logits, label_logits = logits_for_training(nets.model, x, y)
+        return Outcome(loss=cross_entropy(label_logits, y), logits=logits.detach())

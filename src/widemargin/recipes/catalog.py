@@ -6,14 +6,14 @@ from pathlib import Path
 
 from widemargin.config_files import read_toml
 from widemargin.errors import InputError
-from widemargin.recipes import cifar_cnn, cifar_large, demo, mnist_mlp
+from widemargin.recipes import cifar_cnn, cifar_resnet18, cifar_wrn, demo, mnist_mlp
 from widemargin.recipes.recipe import Recipe
 
 
 @cache
 def all_recipes() -> dict[str, Recipe]:
     """Name -> recipe, in the order of the paper."""
-    modules = (demo, mnist_mlp, cifar_cnn, cifar_large)
+    modules = (demo, mnist_mlp, cifar_cnn, cifar_resnet18, cifar_wrn)
     return {recipe.name: recipe for module in modules for recipe in module.recipes()}
 
 

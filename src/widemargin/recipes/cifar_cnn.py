@@ -2,42 +2,48 @@
 
 The EMR rows use weight decay 5e-4, which the paper's baselines do not have: ``st-wd0.0005`` and ``at-wd0.0005`` are the
 missing baselines. Augmentation is crop and flip: the published training margins, slightly below the test margins, are
-those of augmented images. The last epoch counts.
+those of augmented images. The last epoch counts. L-Softmax has m = 1, as published: plain softmax without a bias.
 """
 
 from dataclasses import replace
 
 from widemargin.attacks import PGD
-from widemargin.config import (
-    DataConfig,
-    EMRConfig,
-    EvaluationConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    RunConfig,
-    WatchConfig,
-)
+from widemargin.config import DataConfig, EMRConfig, EvaluationConfig, OptimizerConfig, RunConfig, WatchConfig
+from widemargin.heads import LargeMargin, Linear, MakeHead
 from widemargin.models import CNNConfig
 from widemargin.objectives import Adversarial, Standard
 from widemargin.recipes.published import published
 from widemargin.recipes.recipe import Recipe
 from widemargin.schedules import Steps
+from widemargin.types import Objective, Point
 
 TABLE, SUPPLEMENT = "table2_cifar_cnn", "supplement_approximation"
 ATTACK = PGD(eps=0.031, step_size=0.0078, steps=10)
 ST = Standard()
 AT = Adversarial(attack=replace(ATTACK, random_start="uniform"))
+L_SOFTMAX = LargeMargin(margin=1)
+EMR_DECAY = 0.0005
+DECAYS = (0.01, 0.001, 0.0001)
 BASELINE = "the EMR rows' own weight decay; the paper has no such row"
 TEMPERATURE = "the paper does not state the temperature of this row; 1 is used"
+SOFTMAX = "m = 1 is plain softmax without a bias"
 
 
-def _run(name: str, objective: ObjectiveConfig, weight_decay: float, emr: EMRConfig | None = None) -> RunConfig:
+def _run(
+    name: str,
+    objective: Objective,
+    weight_decay: float,
+    *,
+    emr: EMRConfig | None = None,
+    head: MakeHead = Linear(),  # noqa: B008 - immutable
+) -> RunConfig:
     return RunConfig(
         name=f"cifar-cnn/{name}",
         epochs=100,
         batch_size=100,
         data=DataConfig(name="cifar10", augmentation="crop-flip"),
         model=CNNConfig(),
+        head=head,
         objective=objective,
         optimizer=OptimizerConfig(
             lr=0.01, momentum=0.9, weight_decay=weight_decay, schedule=Steps(milestones=(75, 90), factor=0.1)
@@ -48,32 +54,47 @@ def _run(name: str, objective: ObjectiveConfig, weight_decay: float, emr: EMRCon
     )
 
 
-def _plain(name: str, row: str, objective: ObjectiveConfig, weight_decay: float) -> Recipe:
-    config = _run(f"{name}-wd{weight_decay:g}", objective, weight_decay)
-    if weight_decay == 0.0005:
-        return Recipe(config=config, note=BASELINE)
-    return Recipe(config=config, published=published(TABLE, row, weight_decay=weight_decay))
+def _baselines(name: str, row: str, objective: Objective) -> list[Recipe]:
+    """A baseline at each weight decay, plain and with L-Softmax, and the one the paper lacks."""
+    plain = [
+        Recipe(
+            config=_run(f"{name}-wd{decay:g}", objective, decay), published=published(TABLE, row, weight_decay=decay)
+        )
+        for decay in DECAYS
+    ]
+    large = [
+        Recipe(
+            config=_run(f"{name}-lsoftmax-wd{decay:g}", objective, decay, head=L_SOFTMAX),
+            published=published(TABLE, f"{row}+LSoftmax", weight_decay=decay),
+            note=SOFTMAX,
+        )
+        for decay in DECAYS
+    ]
+    same = Recipe(config=_run(f"{name}-wd{EMR_DECAY:g}", objective, EMR_DECAY), note=BASELINE)
+    return [*plain, same, *large]
+
+
+def _emr_rows(name: str, row: str, objective: Objective, exact: float, approximate: float, at: Point) -> list[Recipe]:
+    exact_emr = EMRConfig(kind="exact", weight=exact, at=at, scaling="mean")
+    approximate_emr = EMRConfig(kind="approximate", weight=approximate, temperature=1.0, at=at, scaling="released")
+    return [
+        Recipe(
+            config=_run(f"{name}-emr", objective, EMR_DECAY, emr=exact_emr), published=published(TABLE, f"{row}+EMR")
+        ),
+        Recipe(
+            config=_run(f"{name}-approximate-emr", objective, EMR_DECAY, emr=approximate_emr),
+            published=published(SUPPLEMENT, f"{row}+Approx-EMR", model="CNN"),
+            note=TEMPERATURE,
+        ),
+    ]
 
 
 def recipes() -> list[Recipe]:
     """The rows in the paper's order, with the baselines it lacks."""
-    exact_st = EMRConfig(kind="exact", weight=0.01, scaling="mean")
-    exact_at = EMRConfig(kind="exact", weight=0.001, at="adversarial", scaling="mean")
-    approximate_st = EMRConfig(kind="approximate", weight=30.0, temperature=1.0, scaling="released")
-    approximate_at = EMRConfig(kind="approximate", weight=3e-4, temperature=1.0, at="adversarial", scaling="released")
     return [
-        *(_plain("st", "ST", ST, decay) for decay in (0.01, 0.001, 0.0005, 0.0001)),
-        Recipe(config=_run("st-emr", ST, 0.0005, exact_st), published=published(TABLE, "ST+EMR")),
-        Recipe(
-            config=_run("st-approximate-emr", ST, 0.0005, approximate_st),
-            published=published(SUPPLEMENT, "ST+Approx-EMR", model="CNN"),
-            note=TEMPERATURE,
-        ),
-        *(_plain("at", "AT", AT, decay) for decay in (0.01, 0.001, 0.0005, 0.0001)),
-        Recipe(config=_run("at-emr", AT, 0.0005, exact_at), published=published(TABLE, "AT+EMR")),
-        Recipe(
-            config=_run("at-approximate-emr", AT, 0.0005, approximate_at),
-            published=published(SUPPLEMENT, "AT+Approx-EMR", model="CNN"),
-            note=TEMPERATURE,
-        ),
+        Recipe(config=_run("st-wd0", ST, 0.0), note="without weight decay, for the margins of Fig. 1c"),
+        *_baselines("st", "ST", ST),
+        *_emr_rows("st", "ST", ST, 0.01, 30.0, "clean"),
+        *_baselines("at", "AT", AT),
+        *_emr_rows("at", "AT", AT, 0.001, 3e-4, "adversarial"),
     ]

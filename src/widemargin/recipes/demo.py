@@ -17,7 +17,7 @@ def _run(name: str, emr: EMRConfig | None) -> RunConfig:
         batch_size=100,
         data=DataConfig(name="mnist-embedded"),
         model=MLPConfig(),
-        optimizer=OptimizerConfig(lr=0.1, weight_decay=5e-4, schedule=OneCycle(epochs=EPOCHS, peak=3)),
+        optimizer=OptimizerConfig(lr=0.06, weight_decay=1e-4, schedule=OneCycle(epochs=EPOCHS, peak=3)),
         emr=emr,
         watch=WatchConfig(margins=()),
         evaluation=EvaluationConfig(attacks=("clean", "pgd20"), eps=0.1, step_size=0.01),
@@ -28,5 +28,5 @@ def recipes() -> list[Recipe]:
     """Plain, and with the stochastic form of EMR: exact EMR's effect at the cost of one input gradient."""
     return [
         Recipe(config=_run("plain", None)),
-        Recipe(config=_run("emr", EMRConfig(kind="stochastic", weight=0.1))),
+        Recipe(config=_run("emr", EMRConfig(kind="stochastic", weight=0.03))),
     ]

@@ -37,6 +37,7 @@ class ApproximateEMR:
         check_gradient_is_possible("ApproximateEMR", model)
         return check_carries_gradient("ApproximateEMR", self._penalty(model, x, create_graph=True))
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def value(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:

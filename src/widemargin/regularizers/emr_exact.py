@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from widemargin.errors import InputError
 from widemargin.jacobian import class_chunks, logits_and_leaf, one_hot_cotangents, vector_jacobian_products
+from widemargin.modes import copied_buffers, with_buffers
 from widemargin.regularizers.squares import check_carries_gradient, check_gradient_is_possible, squared_lengths
 
 
@@ -43,6 +44,7 @@ class ExactEMR:
         penalty: Tensor = _Recomputed.apply(model, x, num_classes, self.classes_at_once, *parameters)  # type: ignore[no-untyped-call]
         return penalty
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def value(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -73,7 +75,10 @@ class _Recomputed(torch.autograd.Function):
     def forward(
         ctx: Any, model: nn.Module, x: Tensor, num_classes: int, classes_at_once: int, *parameters: Tensor
     ) -> Tensor:
-        ctx.model, ctx.x, ctx.parameters = model, x, parameters
+        # Saved by torch, images and parameters that are changed before backward() raise; the statistics are copied.
+        ctx.save_for_backward(x, *parameters)
+        ctx.model, ctx.buffers = model, copied_buffers(model)
+        ctx.autocast = torch.is_autocast_enabled(x.device.type), torch.get_autocast_dtype(x.device.type)
         ctx.chunks = class_chunks(num_classes, classes_at_once)
         with torch.enable_grad():
             logits, leaf = logits_and_leaf(model, x, owner="ExactEMR")
@@ -82,12 +87,15 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
-        sums: list[Tensor | None] = [None] * len(ctx.parameters)
+        x, *parameters = ctx.saved_tensors
+        enabled, dtype = ctx.autocast
+        sums: list[Tensor | None] = [None] * len(parameters)
         for chunk in ctx.chunks:
             with torch.enable_grad():
-                logits, leaf = logits_and_leaf(ctx.model, ctx.x, owner="ExactEMR")
-                penalty = (_rows_squared(logits, leaf, chunk) * weights).sum()
-            gradients = torch.autograd.grad(penalty, ctx.parameters, allow_unused=True)
+                with with_buffers(ctx.buffers), torch.autocast(x.device.type, dtype=dtype, enabled=enabled):
+                    logits, leaf = logits_and_leaf(ctx.model, x, owner="ExactEMR")
+                penalty = check_carries_gradient("ExactEMR", _rows_squared(logits, leaf, chunk))
+            gradients = torch.autograd.grad(penalty, parameters, weights, allow_unused=True)
             sums = [_add(total, gradient) for total, gradient in zip(sums, gradients, strict=True)]
         return None, None, None, None, *sums
 

@@ -40,6 +40,7 @@ class StochasticEMR:
         check_gradient_is_possible("StochasticEMR", model)
         return check_carries_gradient("StochasticEMR", self._penalty(model, x, generator, create_graph=True))
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def value(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:

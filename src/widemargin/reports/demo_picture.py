@@ -43,7 +43,7 @@ def demo_figure(margins: dict[str, Tensor], clean: Tensor, labels: Tensor, twins
 
 def _row(row: "list[Axes]", images: Tensor, name: str, captions: list[str], colors: list[str]) -> None:
     for axes, image, caption, color in zip(row, images, captions, colors, strict=True):
-        axes.imshow(image.permute(1, 2, 0).squeeze(-1).cpu(), cmap="gray", vmin=0, vmax=1)
+        axes.imshow(image.permute(1, 2, 0).squeeze(-1).cpu().numpy(), cmap="gray", vmin=0, vmax=1)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.set_title(caption, color=color, fontsize=10, loc="center", pad=2)

@@ -1,5 +1,7 @@
 """Margin histograms: how far the boundary is, for one model or several on the same axes."""
 
+from itertools import cycle
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,7 +18,7 @@ def draw_margins(axes: Axes, margins: dict[str, Tensor], *, unit: str) -> None:
     together = np.concatenate([v for v in values.values() if len(v)] or [np.zeros(1)])
     low, high = np.quantile(together, [0.001, 0.999])
     edges = np.linspace(min(low, 0.0), high if high > low else low + 1.0, BINS + 1).tolist()
-    for (name, data), color in zip(values.items(), COLORS, strict=False):
+    for (name, data), color in zip(values.items(), cycle(COLORS), strict=False):
         axes.hist(np.clip(data, edges[0], edges[-1]), bins=edges, color=color, alpha=0.45, label=_label(name, data))
         axes.hist(np.clip(data, edges[0], edges[-1]), bins=edges, color=color, histtype="step", linewidth=1.2)
         if len(data):

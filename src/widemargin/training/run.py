@@ -7,7 +7,9 @@ goes on where it stopped.
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -75,10 +77,11 @@ def train(
     """Train ``config`` in the folder ``out``, or go on with the run that is there."""
     deadline = time.monotonic() + max_seconds
     chosen = choose_device(device)
-    _claim(out, config)
-    splits = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=chosen)
-    run = Run(config=config, folder=out, splits=splits, batches=make_batches(config, splits.train), deadline=deadline)
-    state = make_state(config, splits.train)
+    with _claimed(out, config):
+        splits = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=chosen)
+        batches = make_batches(config, splits.train)
+        state = make_state(config, splits.train)
+    run = Run(config=config, folder=out, splits=splits, batches=batches, deadline=deadline)
     _resume(state, run)
     total = config.epochs * run.batches.steps_per_epoch
     done = state.epoch * run.batches.steps_per_epoch + state.step
@@ -87,6 +90,21 @@ def train(
         while state.epoch < config.epochs and not run.out_of_time:
             _train_epoch(state, run, display)
     return RunResult(out, state.epoch >= config.epochs, state.epoch, read_metrics(out))
+
+
+@contextmanager
+def _claimed(out: Path, config: RunConfig) -> Iterator[None]:
+    """The folder is ours while we set up; where that fails it is given back, so that the corrected run may have it."""
+    existed, begun = out.exists(), (out / CONFIG).exists()
+    _claim(out, config)
+    try:
+        yield
+    except InputError:
+        if not begun:
+            (out / CONFIG).unlink()
+        if not existed:
+            out.rmdir()
+        raise
 
 
 def _claim(out: Path, config: RunConfig) -> None:
@@ -107,7 +125,7 @@ def _resume(state: TrainState, run: Run) -> None:
     path = run.folder / LAST
     if path.exists():
         checkpoint = load_checkpoint(path)
-        load_weights(state.nets.model, checkpoint.weights, source=path)
+        load_weights(state.judged, checkpoint.weights, source=path)
         state.restore(checkpoint.training, epoch=checkpoint.description.epoch, step=checkpoint.description.step)
     keep_until(run.folder, state.epoch)
 
@@ -128,7 +146,7 @@ def _train_epoch(state: TrainState, run: Run, display: TrainingDisplay) -> None:
             shown = time.monotonic()
             display.show(loss=_mean_loss(state, config), images_per_second=images / (shown - began))
         if run.out_of_time and state.step < steps:
-            _mean_loss(state, config)
+            _check_finite(state, config)
             _save(state, run, "last", {})
             return
     _finish_epoch(state, run, display, seconds=time.monotonic() - began)
@@ -136,29 +154,29 @@ def _train_epoch(state: TrainState, run: Run, display: TrainingDisplay) -> None:
 
 def _finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, seconds: float) -> None:
     config = run.config
-    line = _training_metrics(state, config) | {"seconds": round(seconds, 3)}
+    _check_finite(state, config)
+    line = _training_metrics(state) | {"seconds": round(seconds, 3)}
     state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
     if state.epoch % config.watch.every == 0 or state.epoch == config.epochs:
         display.busy("measuring")
         began = time.monotonic()
-        line |= watch(state.nets.model, config, run.splits, epoch=state.epoch)
+        line |= watch(replace(state.nets, model=state.judged), config, run.splits, epoch=state.epoch)
         line["watch_seconds"] = round(time.monotonic() - began, 3)
     scores = {key: value for key, value in line.items() if key.startswith(("validation_", "test_"))}
     better = _is_better(state, line)
     if better:
         _save(state, run, "best", scores)
+    append_line(run.folder, line)  # before the checkpoint: a crash between the two repeats the epoch and its line
     _save(state, run, "last", scores)
-    append_line(run.folder, line)
     display.epoch_line(line, config.epochs)
 
 
-def _training_metrics(state: TrainState, config: RunConfig) -> Line:
-    _mean_loss(state, config)
+def _training_metrics(state: TrainState) -> Line:
     sums = {name: float(value) for name, value in state.sums.items()}
     samples = sums.pop("samples")
-    counts = {name: sums.pop(f"{name}_samples", 0.0) for name in ("emr",)}
+    counts = {name: sums.pop(name) for name in list(sums) if name.endswith("_samples")}
     line: Line = {"epoch": state.epoch + 1, "samples": int(samples)}
-    line |= {name: value / (counts.get(name) or samples) for name, value in sums.items() if name != "correct"}
+    line |= {name: value / counts.get(f"{name}_samples", samples) for name, value in sums.items() if name != "correct"}
     line["train_accuracy"] = 100.0 * sums["correct"] / samples
     line["lr"] = float(state.optimizer.param_groups[0]["lr"])
     return line
@@ -168,12 +186,22 @@ def _mean_loss(state: TrainState, config: RunConfig) -> float:
     """The mean loss of the epoch so far; a loss that is no number ends the run before it is saved."""
     loss = float(state.sums["total"] / state.sums["samples"])
     if not math.isfinite(loss):
-        weight = "" if config.emr is None else f" or emr.weight ({config.emr.weight:g})"
-        raise InputError(
-            f"{config.name}: the loss became {loss} in epoch {state.epoch + 1}; "
-            f"lower optimizer.lr ({config.optimizer.lr:g}){weight}"
-        )
+        raise _diverged(state, config, f"the loss became {loss}")
     return loss
+
+
+def _check_finite(state: TrainState, config: RunConfig) -> None:
+    """Neither the loss nor what the last step made of the weights may go into a checkpoint unless it is a number."""
+    _mean_loss(state, config)
+    if not all(bool(parameter.isfinite().all()) for parameter in state.nets.model.parameters()):
+        raise _diverged(state, config, "a weight became infinite or not a number")
+
+
+def _diverged(state: TrainState, config: RunConfig, what: str) -> InputError:
+    weight = "" if config.emr is None else f" or emr.weight ({config.emr.weight:g})"
+    return InputError(
+        f"{config.name}: {what} in epoch {state.epoch + 1}; lower optimizer.lr ({config.optimizer.lr:g}){weight}"
+    )
 
 
 def _is_better(state: TrainState, line: Line) -> bool:
@@ -200,7 +228,7 @@ def _save(state: TrainState, run: Run, which: str, scores: dict[str, float]) -> 
     )
     training = {} if which == "best" else state.tensors()
     path = run.folder / (BEST if which == "best" else LAST)
-    save_checkpoint(path, Checkpoint(dict(state.nets.model.state_dict()), training, description))
+    save_checkpoint(path, Checkpoint(dict(state.judged.state_dict()), training, description))
 
 
 def _selection(run: Run, which: str) -> str:

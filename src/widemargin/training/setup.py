@@ -1,13 +1,16 @@
 """From a configuration to the things training works on."""
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 
+from widemargin import randomness
 from widemargin.config import DataConfig, RunConfig
 from widemargin.data import AUGMENTATIONS, Augmentation, Batches, ImageSet, load, stratified_split
 from widemargin.errors import InputError
 from widemargin.models import build_model
+from widemargin.training.averaging import make_average
 from widemargin.training.state import TrainState, make_optimizer
 from widemargin.types import Nets
 
@@ -19,6 +22,13 @@ class Splits:
     train: ImageSet
     validation: ImageSet | None
     test: ImageSet
+
+
+class Sizes(TypedDict):
+    """What the data decides about a model."""
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
 
 
 def choose_device(name: str) -> torch.device:
@@ -61,7 +71,12 @@ def make_batches(config: RunConfig, train: ImageSet) -> Batches:
 
 def make_state(config: RunConfig, train: ImageSet) -> TrainState:
     """A fresh model and optimizer on the data's device."""
-    model = build_model(
-        config.model, image_shape=train.image_shape, num_classes=train.num_classes, seed=config.seed
-    ).to(train.device)
-    return TrainState(nets=Nets(model=model.train()), optimizer=make_optimizer(model, config.optimizer))
+    sizes: Sizes = {"image_shape": train.image_shape, "num_classes": train.num_classes}
+    model = build_model(config.model, **sizes, seed=config.seed, make_head=config.head).to(train.device)
+    teacher = None
+    if config.teacher is not None:
+        seed = randomness.derived_seed(config.seed, "teacher")
+        teacher = build_model(config.teacher, **sizes, seed=seed).to(train.device).train()
+    nets = Nets(model=model.train(), teacher=teacher)
+    average = None if config.averaging is None else make_average(model)
+    return TrainState(nets=nets, optimizer=make_optimizer(nets, config.optimizer), average=average)

@@ -1,5 +1,6 @@
 """The only thing that changes during training: networks, optimizer, where we are, and what this epoch added up to."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from widemargin.config import OptimizerConfig
 from widemargin.types import Nets
 
+Tensors = dict[str, Tensor]
+
 
 @dataclass
 class TrainState:
@@ -15,44 +18,70 @@ class TrainState:
 
     nets: Nets
     optimizer: torch.optim.SGD
+    average: nn.Module | None = None
+    """The averaged copy of the model, where weights are averaged."""
     epoch: int = 0
     """Epochs finished."""
     step: int = 0
     """Steps done in the epoch under way."""
-    sums: dict[str, Tensor] = field(default_factory=dict)
+    sums: Tensors = field(default_factory=dict)
     """Per-sample sums over the epoch under way, on the device: reading them is the only time training waits."""
     best_score: float | None = None
     best_epoch: int | None = None
 
-    def add(self, values: dict[str, Tensor]) -> None:
+    @property
+    def judged(self) -> nn.Module:
+        """The model that is validated, kept and judged: the averaged one where there is one."""
+        return self.nets.model if self.average is None else self.average
+
+    def add(self, values: Tensors) -> None:
         """Add per-sample values (B,) to the sums."""
         for name, value in values.items():
             total = value.detach().sum(dtype=torch.float64)
             self.sums[name] = self.sums[name] + total if name in self.sums else total
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What resuming needs besides the weights."""
+    def tensors(self) -> Tensors:
+        """What resuming needs besides the weights that are judged."""
         stored = {f"sums/{name}": value for name, value in self.sums.items()}
-        for name, parameter in self.nets.model.named_parameters():
+        for name, parameter in self._parameters():
             momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
                 stored[f"momentum/{name}"] = momentum
+        for name, net in self._unjudged().items():
+            stored |= {f"{name}/{key}": value for key, value in net.state_dict().items()}
         if self.best_score is not None and self.best_epoch is not None:
             stored["best"] = torch.tensor([self.best_score, self.best_epoch], dtype=torch.float64)
         return stored
 
-    def restore(self, stored: dict[str, Tensor], *, epoch: int, step: int) -> None:
+    def restore(self, stored: Tensors, *, epoch: int, step: int) -> None:
         """Take back what ``tensors`` gave."""
         self.epoch, self.step = epoch, step
         device = next(self.nets.model.parameters()).device
-        self.sums = {k.removeprefix("sums/"): v.to(device) for k, v in stored.items() if k.startswith("sums/")}
-        for name, parameter in self.nets.model.named_parameters():
-            if f"momentum/{name}" in stored:
-                self.optimizer.state[parameter]["momentum_buffer"] = stored[f"momentum/{name}"].to(device)
+        self.sums = {name: value.to(device) for name, value in _below("sums", stored).items()}
+        momenta = _below("momentum", stored)
+        for name, parameter in self._parameters():
+            if name in momenta:
+                self.optimizer.state[parameter]["momentum_buffer"] = momenta[name].to(device)
+        for name, net in self._unjudged().items():
+            net.load_state_dict(_below(name, stored))
         if "best" in stored:
             self.best_score, self.best_epoch = float(stored["best"][0]), int(stored["best"][1])
 
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for net_name, net in self.nets.all().items():
+            for name, parameter in net.named_parameters():
+                yield f"{net_name}/{name}", parameter
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.SGD:
-    """SGD on every parameter."""
-    return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    def _unjudged(self) -> dict[str, nn.Module]:
+        """The networks whose weights are not the checkpoint's own: a teacher, and the model under an average."""
+        return {name: net for name, net in self.nets.all().items() if net is not self.judged}
+
+
+def _below(prefix: str, stored: Tensors) -> Tensors:
+    return {key.removeprefix(f"{prefix}/"): value for key, value in stored.items() if key.startswith(f"{prefix}/")}
+
+
+def make_optimizer(nets: Nets, config: OptimizerConfig) -> torch.optim.SGD:
+    """SGD on every parameter of every network."""
+    parameters = [parameter for net in nets.all().values() for parameter in net.parameters()]
+    return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)

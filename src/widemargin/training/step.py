@@ -11,6 +11,7 @@ from torch import Tensor
 
 from widemargin import randomness
 from widemargin.data import Batch
+from widemargin.heads import after_update
 from widemargin.regularizers import Penalty
 from widemargin.training.state import TrainState
 from widemargin.types import Objective
@@ -51,6 +52,8 @@ def train_step(
     state.optimizer.zero_grad(set_to_none=True)
     total.mean().backward()
     state.optimizer.step()
+    for net in state.nets.all().values():
+        after_update(net)
     return values | {"total": total, "samples": torch.ones_like(total)}
 
 

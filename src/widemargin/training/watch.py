@@ -10,15 +10,16 @@ from widemargin.config import RunConfig, WatchConfig
 from widemargin.data import ImageSet, as_floats, in_order
 from widemargin.evaluation.accuracy import percent, verdicts
 from widemargin.evaluation.margins import measure_margins
-from widemargin.objectives import Adversarial
 from widemargin.training.setup import Splits, make_augmentation
+from widemargin.types import Nets
 
 Metrics = dict[str, float]
 BATCH = 500
 
 
-def watch(model: nn.Module, config: RunConfig, splits: Splits, *, epoch: int) -> Metrics:
-    """The measurements that the configuration asks for after this epoch."""
+def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int) -> Metrics:
+    """The measurements of ``nets.model`` that the configuration asks for after this many epochs."""
+    model = nets.model
     wanted: WatchConfig = config.watch
     metrics: Metrics = {}
     if splits.validation is not None:
@@ -26,7 +27,7 @@ def watch(model: nn.Module, config: RunConfig, splits: Splits, *, epoch: int) ->
     if wanted.test:
         metrics |= _accuracies(model, splits.test, config, "test")
     if "train" in wanted.margins:
-        metrics |= _margins(model, _training_points(model, splits.train, config, epoch), wanted, "train")
+        metrics |= _margins(model, _training_points(nets, splits.train, config, epoch), wanted, "train")
     if "test" in wanted.margins:
         metrics |= _margins(model, in_order(splits.test, BATCH), wanted, "test")
     return metrics
@@ -54,15 +55,13 @@ def _first(batches: Iterator[tuple[Tensor, Tensor]], samples: int) -> Iterator[t
         samples -= len(y)
 
 
-def _training_points(
-    model: nn.Module, train: ImageSet, config: RunConfig, epoch: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _training_points(nets: Nets, train: ImageSet, config: RunConfig, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Training images as training sees them: augmented, and attacked where the objective attacks (the paper's x')."""
     augment = make_augmentation(config.data)
     for number, start in enumerate(range(0, len(train), BATCH)):
         part = slice(start, start + BATCH)
         x = as_floats(augment(train.images[part], randomness.derived(config.seed, "margin-augment", epoch, number)))
         y = train.labels[part]
-        if isinstance(config.objective, Adversarial):
-            x = config.objective.attack(model, x, y, generator=randomness.derived(config.seed, "margin", epoch, number))
-        yield x, y
+        generator = randomness.derived(config.seed, "margin", epoch, number)
+        x_adv = config.objective.perturb(nets, x, y, epoch=epoch - 1, generator=generator)
+        yield (x if x_adv is None else x_adv), y

@@ -1,0 +1,56 @@
+"""LBGAT (Cui et al.): a teacher trained on clean images guides the logits of a robust student; one optimizer for both.
+
+x' is found against the student alone, by the KL from a Gaussian start; train-mode forwards in the order x', x
+(student), x (teacher), the clean student forward even at beta = 0, where it only moves batch-norm statistics. The
+student has no label loss of its own, so a head's margin cannot act on it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from widemargin import losses
+from widemargin.attacks import FGSM, PGD
+from widemargin.errors import InputError
+from widemargin.objectives.inner import Inner, check_inner, find_adversarial
+from widemargin.objectives.trades import check_weight
+from widemargin.types import Nets, Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lbgat:
+    """mean_k (z'_k - t_k)^2 + CE(t, y) + beta KL(p(x) || p(x')); needs a teacher."""
+
+    attack: PGD | FGSM
+    beta: float = 0.0
+    inner: Inner = "kl"
+
+    def __post_init__(self) -> None:
+        check_weight("Lbgat.beta", self.beta)
+        check_inner("Lbgat", self.inner, self.attack)
+
+    @property
+    def attacks(self) -> bool:
+        """It makes adversarial images."""
+        return True
+
+    def perturb(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The images that solve the inner problem for the student."""
+        del epoch
+        return find_adversarial(nets.model, x, y, inner=self.inner, attack=self.attack, generator=generator)
+
+    def __call__(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Outcome:
+        """Return the loss of each sample."""
+        if nets.teacher is None:
+            raise InputError('Lbgat needs a teacher: add a [teacher] table to the run, such as kind = "lbgat-teacher"')
+        x_adv = self.perturb(nets, x, y, epoch=epoch, generator=generator)
+        student_adv = nets.model(x_adv)
+        student = nets.model(x)
+        teacher = nets.teacher(x)
+        loss = losses.lbgat(student, student_adv, teacher, y, self.beta)
+        return Outcome(loss=loss, logits=student_adv.detach(), x_adv=x_adv)

@@ -1,0 +1,126 @@
+"""MAIL (Liu et al., "Probabilistic Margins"): weigh samples by how near their probabilities are to flipping.
+
+Over AT, TRADES or MART. Training begins with ``burn_in`` unweighted epochs: plain AT with an attack of its own in the
+EMR paper's code (``burn_in_with="at"``), the same family without weights in MAIL's own (``"same"``). The released
+weights are three times a sigmoid; ``weights="mean1"`` rescales them to mean one over the batch, as the MAIL paper
+writes them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from widemargin import losses
+from widemargin.attacks import FGSM, PGD
+from widemargin.checks import choice
+from widemargin.errors import InputError
+from widemargin.heads import logits_for_training
+from widemargin.objectives.adversarial import Adversarial
+from widemargin.objectives.inner import Inner, check_inner, find_adversarial
+from widemargin.objectives.mart import Mart
+from widemargin.objectives.trades import Trades, check_weight
+from widemargin.types import Nets, Outcome
+
+DEFAULT_WEIGHT = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mail:
+    """``weight`` is TRADES's beta or MART's weight; it means nothing over AT."""
+
+    over: Literal["at", "trades", "mart"]
+    attack: PGD | FGSM
+    slope: float
+    bias: float
+    weight: float | None = None
+    inner: Inner | None = None
+    weights: Literal["times3", "mean1"] = "times3"
+    burn_in: int = 0
+    burn_in_with: Literal["at", "same"] = "at"
+    burn_in_attack: PGD | FGSM | None = None
+
+    def __post_init__(self) -> None:
+        choice("Mail", "over", self.over, ("at", "trades", "mart"))
+        choice("Mail", "weights", self.weights, ("times3", "mean1"))
+        if not (math.isfinite(self.slope) and self.slope > 0 and math.isfinite(self.bias)):
+            raise InputError(f"Mail.slope must be positive and Mail.bias finite, got {self.slope!r} and {self.bias!r}")
+        self._check_family()
+        self._check_burn_in()
+
+    def _check_family(self) -> None:
+        if self.over == "at" and self.weight is not None:
+            raise InputError('Mail.weight has no effect over AT, which has one term; remove it, or use over = "trades"')
+        if self.over != "trades" and self.inner is not None:
+            raise InputError(f"Mail.inner has no effect over {self.over}, whose inner problem is the cross-entropy")
+        check_weight("Mail.weight", self._weight)
+        check_inner("Mail", self._inner, self.attack)
+
+    def _check_burn_in(self) -> None:
+        choice("Mail", "burn_in_with", self.burn_in_with, ("at", "same"))
+        if self.burn_in < 0:
+            raise InputError(f"Mail.burn_in must be a number of epochs >= 0, got {self.burn_in}")
+        if self.burn_in == 0 and self.burn_in_attack is not None:
+            raise InputError("Mail.burn_in_attack has no effect without a burn-in; set burn_in, or remove it")
+
+    @property
+    def attacks(self) -> bool:
+        """It makes adversarial images."""
+        return True
+
+    @property
+    def _inner(self) -> Inner:
+        return "ce" if self.over != "trades" else self.inner or "kl"
+
+    @property
+    def _weight(self) -> float:
+        return DEFAULT_WEIGHT if self.weight is None else self.weight
+
+    def _before(self) -> Adversarial | Trades | Mart:
+        """What the burn-in trains with."""
+        attack = self.burn_in_attack or self.attack
+        if self.over == "at" or self.burn_in_with == "at":
+            return Adversarial(attack=attack)
+        if self.over == "trades":
+            return Trades(attack=attack, beta=self._weight, inner=self._inner)
+        return Mart(attack=attack, weight=self._weight)
+
+    def perturb(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The images that solve the inner problem of this epoch."""
+        if epoch < self.burn_in:
+            return self._before().perturb(nets, x, y, epoch=epoch, generator=generator)
+        return find_adversarial(nets.model, x, y, inner=self._inner, attack=self.attack, generator=generator)
+
+    def __call__(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Outcome:
+        """Return the loss of each sample."""
+        if epoch < self.burn_in:
+            return self._before()(nets, x, y, epoch=epoch, generator=generator)
+        x_adv = self.perturb(nets, x, y, epoch=epoch, generator=generator)
+        logits_adv, loss = self._weighted(nets.model, x, x_adv, y)
+        return Outcome(loss=loss, logits=logits_adv.detach(), x_adv=x_adv)
+
+    def _weighted(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(adversarial logits, loss): forwards in the order of the family."""
+        slope, bias, mean_one = self.slope, self.bias, self.weights == "mean1"
+        if self.over == "trades":
+            logits, label = logits_for_training(model, x, y)
+            logits_adv: Tensor = model(x_adv)
+            loss = losses.mail_trades(
+                logits, logits_adv, y, self._weight, slope, bias, mean_one=mean_one, label_logits=label
+            )
+        elif self.over == "mart":
+            logits = model(x)
+            logits_adv, label = logits_for_training(model, x_adv, y)
+            loss = losses.mail_mart(
+                logits, logits_adv, y, self._weight, slope, bias, mean_one=mean_one, label_logits=label
+            )
+        else:
+            logits_adv, label = logits_for_training(model, x_adv, y)
+            loss = losses.mail_at(logits_adv, y, slope, bias, mean_one=mean_one, label_logits=label)
+        return logits_adv, loss

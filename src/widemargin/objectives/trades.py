@@ -1,0 +1,63 @@
+"""TRADES (Zhang et al.): clean cross-entropy plus beta times the KL between clean and adversarial predictions.
+
+The official inner problem is the KL ("kl"); the EMR paper's code uses the cross-entropy ("ce"), and so do its
+recipes. The official code passes the clean images twice, which counts as one more batch-norm update
+(``repeat_clean``); one pass gives the same loss.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from widemargin import losses
+from widemargin.attacks import FGSM, PGD
+from widemargin.errors import InputError
+from widemargin.heads import logits_for_training
+from widemargin.objectives.inner import Inner, check_inner, find_adversarial
+from widemargin.types import Nets, Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trades:
+    """CE(z(x), y) + beta KL(p(x) || p(x'))."""
+
+    attack: PGD | FGSM
+    beta: float = 6.0
+    inner: Inner = "kl"
+    repeat_clean: bool = False
+
+    def __post_init__(self) -> None:
+        check_weight("Trades.beta", self.beta)
+        check_inner("Trades", self.inner, self.attack)
+
+    @property
+    def attacks(self) -> bool:
+        """It makes adversarial images."""
+        return True
+
+    def perturb(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The images that solve the inner problem."""
+        del epoch
+        return find_adversarial(nets.model, x, y, inner=self.inner, attack=self.attack, generator=generator)
+
+    def __call__(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Outcome:
+        """Return the loss of each sample."""
+        x_adv = self.perturb(nets, x, y, epoch=epoch, generator=generator)
+        logits, label_logits = logits_for_training(nets.model, x, y)
+        logits_adv = nets.model(x_adv)
+        if self.repeat_clean:
+            logits = nets.model(x)
+        loss = losses.trades(logits, logits_adv, y, self.beta, label_logits=label_logits)
+        return Outcome(loss=loss, logits=logits_adv.detach(), x_adv=x_adv)
+
+
+def check_weight(name: str, weight: float) -> None:
+    """A weight inside a loss is a number that is not negative."""
+    if not (math.isfinite(weight) and weight >= 0):
+        raise InputError(f"{name} must be a number >= 0, got {weight!r}; 6 is usual")

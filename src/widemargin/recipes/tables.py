@@ -1,0 +1,89 @@
+"""The paper's tables as lists of recipes, each row beside its published numbers. The order is the paper's."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from widemargin.errors import InputError
+from widemargin.recipes.catalog import all_recipes
+from widemargin.recipes.published import Published, published
+from widemargin.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recipe in its place in a table."""
+
+    recipe: Recipe
+    published: Published
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its rows and the results it reports."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+_MARGINS = ("margin_train", "margin_test")
+_ATTACKS = ("clean", "fgsm", "pgd10", "pgd100", "autoattack")
+_TABLE1 = (
+    *(f"st-wd{decay}" for decay in ("0.1", "0.01", "0.001", "0.0001")),
+    *(f"st-lsoftmax-wd{decay}" for decay in ("0.1", "0.01", "0.001", "0.0001")),
+    "st-emr",
+    *(f"at-wd{decay}" for decay in ("0.01", "0.001", "0.0001")),
+    *(f"at-lsoftmax-wd{decay}" for decay in ("0.01", "0.001", "0.0001")),
+    "at-emr",
+)
+_TABLE2 = tuple(name for name in _TABLE1 if not name.endswith("wd0.1"))
+_TABLE3 = (
+    *("at", "at-igr", "at-he", "at-emr", "trades", "trades-igr", "trades-he", "trades-emr"),
+    *("at-mail", "at-mail-emr", "trades-mail", "trades-mail-emr", "mart", "mart-emr"),
+)
+_RESNET18 = ("at", "at-igr", "at-emr", "trades", "trades-igr", "trades-emr")
+_FORMS = (("st-emr", "ST+EMR"), ("st-approximate-emr", "ST+Approx-EMR"))
+_FORMS_AT = (("at-emr", "AT+EMR"), ("at-approximate-emr", "AT+Approx-EMR"))
+
+
+def _own(prefix: str, names: tuple[str, ...]) -> tuple[Row, ...]:
+    """Rows whose recipes carry the table's own numbers."""
+    recipes = [all_recipes()[f"{prefix}/{name}"] for name in names]
+    return tuple(Row(recipe, recipe.published) for recipe in recipes if recipe.published is not None)
+
+
+def _ablation() -> tuple[Row, ...]:
+    rows = []
+    for prefix, model in (("cifar-resnet18", "ResNet18"), ("cifar-wrn", "WRN-34-10")):
+        for name, row in (("trades-emr-clean", "TRADES+EMR-clean"), ("trades-emr", "TRADES+EMR-adv")):
+            numbers = published("table4_clean_or_adversarial", row, model=model)
+            rows.append(Row(all_recipes()[f"{prefix}/{name}"], numbers))
+    return tuple(rows)
+
+
+def _approximation() -> tuple[Row, ...]:
+    return tuple(
+        Row(all_recipes()[f"{prefix}/{name}"], published("supplement_approximation", row, model=model))
+        for prefix, model in (("mnist-mlp", "MLP"), ("cifar-cnn", "CNN"))
+        for name, row in (*_FORMS, *_FORMS_AT)
+    )
+
+
+@cache
+def all_tables() -> dict[str, Table]:
+    """Every table by the name ``widemargin reproduce`` takes."""
+    return {
+        "table1": Table("Table 1: MLP on MNIST", ("clean", "pgd20", *_MARGINS), _own("mnist-mlp", _TABLE1)),
+        "table2": Table("Table 2: CNN on CIFAR-10", ("clean", "pgd10", *_MARGINS), _own("cifar-cnn", _TABLE2)),
+        "table3": Table("Table 3: WRN-34-10 on CIFAR-10", _ATTACKS, _own("cifar-wrn", _TABLE3)),
+        "table4": Table("Table 4: EMR at clean or adversarial images", _ATTACKS, _ablation()),
+        "approximation": Table("Exact and approximate EMR", ("clean", "pgd", *_MARGINS), _approximation()),
+        "resnet18": Table("ResNet-18 on CIFAR-10", _ATTACKS, _own("cifar-resnet18", _RESNET18)),
+    }
+
+
+def find_table(name: str) -> Table:
+    """A table by name."""
+    if name not in all_tables():
+        raise InputError(f"unknown table {name!r}; known are {', '.join(all_tables())}")
+    return all_tables()[name]

@@ -1,0 +1,273 @@
+"""train -> resume -> evaluate -> margins -> demo, as a user goes through them."""
+
+import json
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from widemargin.attacks import attack_named
+from widemargin.cli import demo as demo_module
+from widemargin.cli import main as main_module
+from widemargin.config import EMRConfig
+from widemargin.config_files import read_toml
+from widemargin.data import in_order, load
+from widemargin.evaluation import load_target, measure_margins, percent, verdicts
+from widemargin.recipes import Recipe
+from widemargin.training import run as run_module
+from widemargin.training.step import train_step
+
+
+def epochs_of(folder):
+    return [json.loads(line)["epoch"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def is_picture(path):
+    with Image.open(path) as image:
+        image.verify()
+        return image.format == "PNG" and min(image.size) > 300
+
+
+def test_train_writes_the_run_and_says_what_comes_next(command, recipe, tmp_path):
+    answer = command("train", recipe, "--out", tmp_path / "run")
+    assert answer.code == 0
+    assert answer.out == ""  # what a script would read; progress is for people
+    assert "epoch 1/2" in answer.err
+    assert "clean " in answer.err
+    assert "done: 2 epochs" in answer.err
+    assert "next: widemargin evaluate" in answer.err
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "config.toml",
+        "last.safetensors",
+        "metrics.jsonl",
+    ]
+    assert epochs_of(tmp_path / "run") == [1, 2]
+
+
+def test_the_same_command_goes_on_after_an_interrupt(command, recipe, trained, tmp_path, monkeypatch):
+    calls = iter(range(1, 100))
+
+    def interrupted(*args):
+        if next(calls) == 7:
+            raise KeyboardInterrupt
+        return train_step(*args)
+
+    monkeypatch.setattr(run_module, "train_step", interrupted)
+    answer = command("train", recipe, "--out", tmp_path)
+    assert answer.code == 130
+    assert "interrupted; a training run goes on from its last checkpoint" in answer.err
+    assert "Traceback" not in answer.err
+    monkeypatch.undo()
+    assert command("train", recipe, "--out", tmp_path).code == 0
+    assert (tmp_path / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
+
+
+def test_max_time_stops_with_a_checkpoint_and_the_same_command_goes_on(command, recipe, trained, tmp_path, monkeypatch):
+    now = [0.0]
+
+    def minutes(*args):
+        now[0] += 60
+        return train_step(*args)
+
+    monkeypatch.setattr(run_module, "train_step", minutes)
+    monkeypatch.setattr(run_module.time, "monotonic", lambda: now[0])
+    answer = command("train", recipe, "--out", tmp_path, "--max-time", "3m")
+    monkeypatch.undo()
+    assert answer.code == 0
+    assert "time is out after 0 of 2 epochs; the same command goes on" in answer.err
+    assert load_target(tmp_path).description.step == 3
+    assert "done" in command("train", recipe, "--out", tmp_path).err
+    assert (tmp_path / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
+
+
+SETTINGS = {
+    "a number": ("emr.weight=0.3", ("emr", "weight"), 0.3),
+    "a fraction": ("watch.attack.eps=8/255", ("watch", "attack", "eps"), "8/255"),
+    "a whole number": ("epochs=1", ("epochs",), 1),
+    "a switch": ("watch.test=false", ("watch", "test"), False),
+    "text": ("data.augmentation=crop-flip", ("data", "augmentation"), "crop-flip"),
+    "quoted text": ('name="my run"', ("name",), "my run"),
+    "a list": ("model.hidden=[8, 8]", ("model", "hidden"), [8, 8]),
+    "an empty list": ("watch.margins=[]", ("watch", "margins"), []),
+    "a table": ('optimizer.schedule={kind="steps", milestones=[1]}', ("optimizer", "schedule", "milestones"), [1.0]),
+    "nothing": ("watch.attack=none", ("watch", "attack"), None),
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_set_every_kind_of_value(command, recipe, tmp_path, kind):
+    setting, keys, expected = SETTINGS[kind]
+    emr = ("--set", 'emr={kind="stochastic", weight=0.1}') if setting.startswith("emr") else ()
+    answer = command("train", recipe, "--out", tmp_path / "run", "--set", "epochs=1", *emr, "--set", setting)
+    assert answer.code == 0, answer.err
+    value = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else value
+    assert value == expected
+
+
+def test_evaluate_prints_the_runs_own_plan_as_a_table(command, trained):
+    answer = command("evaluate", trained, "--limit", 30)
+    assert answer.code == 0
+    assert "30 test images of mnist-embedded, linf eps 0.05, step 0.02" in answer.text
+    target, data = load_target(trained), load("mnist-embedded", "test", limit=30)
+    attack = attack_named("pgd3", eps=0.05, step_size=0.02)
+    assert f"clean {percent(verdicts(target.model, data)):.2f}" in answer.text
+    assert f"pgd3 {percent(verdicts(target.model, data, attack)):.2f}" in answer.text
+    assert "weights: last, the last step trained (epoch 2)" in answer.text
+
+
+def test_evaluate_prints_json_that_agrees_with_the_library(command, trained):
+    options = ("--attacks", "clean,fgsm,pgd20", "--eps", "0.1", "--step-size", "0.01", "--limit", 30)
+    answer = command("evaluate", trained, *options, "--json")
+    record = json.loads(answer.out)
+    target, data = load_target(trained), load("mnist-embedded", "test", limit=30)
+    expected = {"clean": percent(verdicts(target.model, data))}
+    for name in ("fgsm", "pgd20"):
+        attack = attack_named(name, eps=0.1, step_size=0.01)
+        expected[name] = percent(verdicts(target.model, data, attack))
+    assert record["accuracy"] == expected
+    assert (record["eps"], record["step_size"], record["norm"], record["count"]) == (0.1, 0.01, "linf", 30)
+    assert (record["weights"], record["epoch"], record["data"]) == ("last", 2, "mnist-embedded")
+    assert record["versions"].keys() == {"widemargin", "torch", "python"}
+
+
+def test_evaluate_keeps_eps_as_it_was_written(command, trained):
+    record = json.loads(command("evaluate", trained, "--eps", "8/255", "--limit", 5, "--json").out)
+    assert (record["eps_as_written"], record["eps"]) == ("8/255", 8 / 255)
+    assert record["step_size"] == 2 / 255
+
+
+def test_evaluate_a_checkpoint_file(command, trained):
+    record = json.loads(command("evaluate", trained / "last.safetensors", "--limit", 5, "--json").out)
+    assert record["target"] == str(trained / "last.safetensors")
+
+
+def test_evaluate_judges_a_run_in_its_own_norm(command, recipe, tmp_path):
+    settings = ("epochs=1", "evaluation.norm=l2", "evaluation.eps=1.5", "evaluation.step_size=0.5")
+    flags = [part for setting in settings for part in ("--set", setting)]
+    assert command("train", recipe, "--out", tmp_path / "run", *flags).code == 0
+    record = json.loads(command("evaluate", tmp_path / "run", "--limit", 10, "--json").out)
+    assert (record["norm"], record["eps"], record["step_size"]) == ("l2", 1.5, 0.5)
+    target, data = load_target(tmp_path / "run"), load("mnist-embedded", "test", limit=10)
+    attack = attack_named("pgd3", eps=1.5, step_size=0.5, norm="l2")
+    assert record["accuracy"]["pgd3"] == percent(verdicts(target.model, data, attack))
+
+
+def test_evaluate_a_run_without_a_plan_is_clean_unless_told(command, recipe, tmp_path):
+    assert command("train", recipe, "--out", tmp_path, "--set", "evaluation=none", "--set", "epochs=1").code == 0
+    assert json.loads(command("evaluate", tmp_path, "--limit", 5, "--json").out)["accuracy"].keys() == {"clean"}
+    answer = command("evaluate", tmp_path, "--attacks", "pgd3")
+    assert answer.code == 2
+    assert "--eps is missing for pgd3; give e.g. --eps 8/255" in answer.err
+
+
+@pytest.mark.parametrize("at", ["clean", "adversarial"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_margins(command, trained, tmp_path, split, at):
+    picture = tmp_path / "margins.png"
+    options = ("--split", split, "--at", at, "--limit", 40, "--picture", picture)
+    record = json.loads(command("margins", trained, *options, "--json").out)
+    assert is_picture(picture)
+    assert record["picture"] == str(picture)
+    target, data = load_target(trained), load("mnist-embedded", split, limit=40)
+    attack = read_toml(trained / "config.toml").watch.attack if at == "adversarial" else None
+    points = [(x if attack is None else attack(target.model, x, y), y) for x, y in in_order(data, 40)]
+    measured = measure_margins(target.model, points)
+    for key, summary in (("all", measured.over_all()), ("correctly classified", measured.over_correct())):
+        assert record[key]["count"] == summary.count
+        assert record[key]["mean"] == pytest.approx(summary.mean, rel=1e-5)
+        assert record[key]["std"] == pytest.approx(summary.std, rel=1e-4)
+        assert record[key]["quantiles"] == pytest.approx(summary.quantiles, rel=1e-4, abs=1e-6)
+
+
+def test_margins_prints_a_table_and_puts_the_picture_beside_the_checkpoint(command, recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert command("train", recipe, "--out", tmp_path).code == 0
+    answer = command("margins", tmp_path, "--limit", 40, "--norm", "linf")
+    assert answer.code == 0
+    assert is_picture(tmp_path / "margins-test-clean-linf.png")
+    assert "effective margins (linf), tiny: test images, clean" in answer.text
+    for word in ("all", "correct", "mean", "std", "0.05", "0.5", "0.95", "histogram: "):
+        assert word in answer.text
+    assert "…" not in answer.out  # it fits an ordinary terminal
+
+
+def test_margins_at_the_images_of_the_attack_the_run_trained_on(command, recipe, tmp_path):
+    attack = 'objective={kind="adversarial", attack={kind="pgd", eps=0.05, step_size=0.02, steps=2}}'
+    assert command("train", recipe, "--out", tmp_path, "--set", attack, "--set", "watch.attack=none").code == 0
+    record = json.loads(command("margins", tmp_path, "--at", "adversarial", "--limit", 20, "--json").out)
+    target, data = load_target(tmp_path), load("mnist-embedded", "test", limit=20)
+    x = read_toml(tmp_path / "config.toml").objective.attack(target.model, data.floats(), data.labels)
+    assert record["all"]["mean"] == pytest.approx(measure_margins(target.model, [(x, data.labels)]).over_all().mean)
+
+
+def test_an_own_npz_is_trained_and_judged(command, recipe, tmp_path, arrays):
+    np.savez(tmp_path / "own.npz", **arrays)
+    flags = ("--set", f"data.name={tmp_path / 'own.npz'}", "--set", "epochs=6")
+    answer = command("train", recipe, "--out", tmp_path / "run", *flags)
+    assert answer.code == 0, answer.err
+    record = json.loads(command("evaluate", tmp_path / "run", "--attacks", "clean", "--json").out)
+    assert record["count"] == 45
+    assert record["accuracy"]["clean"] > 60
+    assert load_target(tmp_path / "run").description.image_shape == (1, 14, 14)
+    assert load_target(tmp_path / "run").description.num_classes == 3
+
+
+def test_an_own_folder_of_images_is_trained_and_judged(command, recipe, tmp_path, arrays):
+    for split in ("train", "test"):
+        pairs = zip(arrays[f"{split}_images"], arrays[f"{split}_labels"], strict=True)
+        for number, (pixels, label) in enumerate(pairs):
+            place = tmp_path / "images" / split / ("zero", "one", "two")[label]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(place / f"{number}.png")
+    flags = ("--set", f"data.name={tmp_path / 'images'}", "--set", "epochs=6")
+    assert command("train", recipe, "--out", tmp_path / "run", *flags).code == 0
+    record = json.loads(command("evaluate", tmp_path / "run", "--attacks", "clean", "--json").out)
+    assert record["count"] == 45
+    assert record["accuracy"]["clean"] > 60
+
+
+@pytest.mark.filterwarnings("always::widemargin.errors.WidemarginWarning")
+def test_a_warning_is_one_line_without_source_code(command, recipe, tmp_path, arrays):
+    np.savez(tmp_path / "single.npz", images=arrays["train_images"], labels=arrays["train_labels"])
+    answer = command("train", recipe, "--out", tmp_path / "run", "--set", f"data.name={tmp_path / 'single.npz'}")
+    assert answer.code == 0
+    (line,) = [line for line in answer.err.splitlines() if line.startswith("widemargin: warning: ")]
+    assert "no test part of its own" in line
+    assert ".py" not in answer.err
+
+
+def test_the_demo_on_tiny_runs(command, recipe, tmp_path, monkeypatch):
+    config = replace(read_toml(recipe), epochs=4)
+    tiny = {
+        "demo/plain": Recipe(config=replace(config, name="demo/plain")),
+        "demo/emr": Recipe(config=replace(config, name="demo/emr", emr=EMRConfig(kind="approximate", weight=0.1))),
+    }
+    monkeypatch.setattr(demo_module, "find_recipe", tiny.__getitem__)
+    monkeypatch.setattr(demo_module, "load", lambda name, split: load(name, split, limit=60))
+    answer = command("demo", "--out", tmp_path / "demo", "--seed", 3)
+    assert answer.code == 0
+    assert is_picture(tmp_path / "demo" / "demo.png")
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["demo.png", "emr", "plain"]
+    assert read_toml(tmp_path / "demo" / "emr" / "config.toml").seed == 3
+    assert "60 test digits" in answer.text
+    data = load("mnist-embedded", "test", limit=60)
+    for folder, name in (("plain", "plain"), ("emr", "EMR")):
+        model = load_target(tmp_path / "demo" / folder).model
+        clean = percent(verdicts(model, data))
+        robust = percent(verdicts(model, data, demo_module.ATTACK))
+        mean = measure_margins(model, in_order(data, 60)).over_all().mean
+        assert f"{name} {clean:.2f} {robust:.2f} {mean:.3f}" in answer.text
+    assert "points under attack" in answer.text
+
+
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):
+    def broken(**kwargs):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(main_module, "app", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main_module.run(["recipes"])

@@ -1,0 +1,105 @@
+"""Modes, frozen parameters, set-aside buffers, precision, per-sample losses: small tools that put things back."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from oracles import images, labels, troublesome_net
+from widemargin.losses import cross_entropy
+from widemargin.modes import copied_buffers, evaluating, frozen, in_mode, with_buffers
+from widemargin.precision import full_float32
+
+
+def mixed() -> nn.Module:
+    model = troublesome_net().train()
+    model[1].eval()
+    model[3].eval()
+    return model
+
+
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+def modes(model: nn.Module) -> list[bool]:
+    return [module.training for module in model.modules()]
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_every_submodule_changes_and_gets_its_own_flag_back(mode: str) -> None:
+    model = mixed()
+    before = modes(model)
+    with in_mode(model, mode):
+        assert set(modes(model)) == {mode == "train"}
+    assert modes(model) == before
+
+
+def test_flags_come_back_after_an_error() -> None:
+    model = mixed()
+    before = modes(model)
+    with evaluating(model):
+        assert not any(modes(model))
+    with pytest.raises(ZeroDivisionError), evaluating(model):
+        fail()
+    assert modes(model) == before
+
+
+def test_frozen() -> None:
+    model = troublesome_net()
+    model[0].weight.requires_grad_(False)
+    before = [p.requires_grad for p in model.parameters()]
+    with frozen(model):
+        assert not any(p.requires_grad for p in model.parameters())
+    with pytest.raises(ZeroDivisionError), frozen(model):
+        fail()
+    assert [p.requires_grad for p in model.parameters()] == before == [False] + [True] * 9
+
+
+def test_buffers_of_an_earlier_moment() -> None:
+    model, x = troublesome_net(), images(4, 2, 4, 5)
+    earlier = copied_buffers(model)
+    expected = model.eval()(x)
+    model.train()(x + 3)
+    own = dict(model.named_buffers())
+    values = {name: buffer.clone() for name, buffer in own.items()}
+    with with_buffers(earlier):
+        assert torch.equal(model.eval()(x), expected)
+    assert not torch.equal(model(x), expected)
+    for name, buffer in model.named_buffers():
+        assert buffer is own[name]
+        assert torch.equal(buffer, values[name])
+
+
+@pytest.mark.parametrize("convolutions", [True, False])
+@pytest.mark.parametrize("products", [True, False])
+def test_full_float32_restores_the_users_settings(convolutions: bool, products: bool) -> None:
+    original = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
+        with full_float32():
+            assert not torch.backends.cudnn.allow_tf32
+            assert not torch.backends.cuda.matmul.allow_tf32
+        with pytest.raises(ZeroDivisionError), full_float32():
+            fail()
+        assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (convolutions, products)
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = original
+
+
+class TestCrossEntropy:
+    def test_by_hand(self) -> None:
+        logits, y = 5 * images(6, 4) - 2, labels(6, 4)
+        expected = -(logits.exp() / logits.exp().sum(1, keepdim=True))[torch.arange(6), y].log()
+        torch.testing.assert_close(cross_entropy(logits, y), expected)
+        torch.testing.assert_close(cross_entropy(logits, y).mean(), F.cross_entropy(logits, y))
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_precision_logits_are_widened(self, dtype: torch.dtype) -> None:
+        logits, y = images(6, 4, dtype=dtype), labels(6, 4)
+        assert cross_entropy(logits, y).dtype == torch.float32
+        torch.testing.assert_close(cross_entropy(logits, y), cross_entropy(logits.float(), y))
+
+    def test_large_logits_stay_finite(self) -> None:
+        logits = torch.tensor([[1e4, 0.0], [0.0, 1e4]])
+        assert cross_entropy(logits, torch.tensor([0, 0])).tolist() == [0.0, 1e4]

@@ -1,0 +1,93 @@
+"""Verdicts and percentages against one image at a time."""
+
+import pytest
+import torch
+from torch import nn
+
+from widemargin import FGSM, PGD, InputError
+from widemargin.data import ImageSet
+from widemargin.evaluation import classified, percent, verdicts
+
+EPS = 0.02
+
+
+def right_one_by_one(model, images, labels):
+    model.eval()
+    with torch.no_grad():
+        return [int(model(x[None])[0].argmax()) == int(y) for x, y in zip(images, labels, strict=True)]
+
+
+def fgsm_one_by_one(model, images, labels):
+    found = []
+    for x, y in zip(images, labels, strict=True):
+        leaf = x[None].clone().requires_grad_()
+        loss = nn.functional.cross_entropy(model(leaf), y[None])
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        found.append((x + EPS * gradient[0].sign()).clamp(0, 1))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("batch_size", [1, 10, 47, 500])
+def test_clean_verdicts(model, digits, batch_size):
+    found = verdicts(model, digits, batch_size=batch_size)
+    assert found.dtype == torch.bool
+    assert found.tolist() == right_one_by_one(model, digits.floats(), digits.labels)
+    assert 5 < int(found.sum()) < 45
+
+
+@pytest.mark.parametrize("batch_size", [7, 500])
+def test_verdicts_under_attack(model, digits, batch_size):
+    expected = right_one_by_one(model, fgsm_one_by_one(model, digits.floats(), digits.labels), digits.labels)
+    found = verdicts(model, digits, FGSM(eps=EPS), batch_size=batch_size)
+    assert found.tolist() == expected
+    assert 0 < int(found.sum()) < int(verdicts(model, digits).sum())
+
+
+def test_percent():
+    assert percent(torch.tensor([True, False, False, True])) == 50.0
+    assert percent(torch.tensor([True] * 2 + [False])) == pytest.approx(200 / 3)
+    assert percent(torch.zeros(3, dtype=torch.bool)) == 0.0
+
+
+def test_random_starts_come_from_the_seed_alone(model, digits):
+    attack = PGD(eps=0.05, step_size=0.0005, steps=1, random_start="uniform")
+    first, again = (verdicts(model, digits, attack, seed=3, batch_size=20) for _ in range(2))
+    assert first.equal(again)
+    others = [verdicts(model, digits, attack, seed=seed, batch_size=20) for seed in range(20)]
+    assert any(not first.equal(other) for other in others)
+
+
+def test_progress_counts_every_image_once(model, digits):
+    counted = []
+    verdicts(model, digits, batch_size=20, advance=counted.append)
+    assert counted == [20, 20, 7]
+
+
+def test_the_model_is_judged_in_evaluation_mode_and_left_as_it_was(digits):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Dropout(0.5), nn.Linear(784, 10))
+    model.train()
+    model[1].eval()  # a user's frozen batch norm
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    one, two = (verdicts(model, digits, FGSM(eps=EPS)) for _ in range(2))
+    assert one.equal(two)
+    assert [module.training for module in model] == [True, False, True, True]
+    assert all(value.equal(before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+def test_classified_keeps_no_graph(model, digits):
+    found = classified(model, digits.floats(), digits.labels)
+    assert found.shape == (47,)
+    assert not found.requires_grad
+
+
+def test_a_batch_size_of_nothing_is_refused(model, digits):
+    with pytest.raises(InputError, match="batch_size must be a whole number from 1 up, got 0"):
+        verdicts(model, digits, batch_size=0)
+
+
+def test_images_of_another_shape_are_refused(model):
+    data = ImageSet(torch.zeros(2, 3, 8, 8), torch.tensor([0, 1]), num_classes=2, name="other")
+    with pytest.raises(InputError, match=r"MLP expects images of shape \(B, 1, 28, 28\), got \(2, 3, 8, 8\)"):
+        verdicts(model, data)

@@ -1,0 +1,69 @@
+"""Tiny runs: a one-layer MLP on a few embedded digits, a fraction of a second each."""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from widemargin.config import RunConfig
+from widemargin.config_files import from_dict, with_overrides
+from widemargin.training.log import read_metrics
+
+BASE = """
+name = "tiny"
+epochs = 3
+batch_size = 40
+data = { name = "mnist-embedded", train_limit = 150, test_limit = 60 }
+model = { kind = "mlp", hidden = [16] }
+optimizer = { lr = 0.1, momentum = 0.9, weight_decay = 1e-3, schedule = { kind = "steps", milestones = [2] } }
+"""
+
+MakeConfig = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Threads only get in each other's way on networks this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> MakeConfig:
+    """tiny("seed=1", "emr.kind=exact", ...): the base configuration with what a user would --set."""
+
+    def make(*settings: str) -> RunConfig:
+        return with_overrides(from_dict(tomllib.loads(BASE)), settings)
+
+    return make
+
+
+class Left:
+    """What a run left in its folder, without the times."""
+
+    def __init__(self, folder: Path) -> None:
+        names = [name for name in ("last.safetensors", "best.safetensors") if (folder / name).exists()]
+        self.files = sorted(path.name for path in folder.iterdir())
+        self.tensors: dict[str, dict[str, Tensor]] = {name: load_file(folder / name) for name in names}
+        self.metrics = [
+            {key: value for key, value in line.items() if key not in ("seconds", "watch_seconds")}
+            for line in read_metrics(folder)
+        ]
+
+    def assert_same(self, other: "Left") -> None:
+        assert self.files == other.files
+        assert self.metrics == other.metrics
+        for name, tensors in self.tensors.items():
+            assert tensors.keys() == other.tensors[name].keys()
+            assert all(tensor.equal(other.tensors[name][key]) for key, tensor in tensors.items()), name
+
+
+@pytest.fixture(scope="session")
+def left_in() -> Callable[[Path], Left]:
+    return Left

@@ -1,0 +1,241 @@
+"""Checkpoints: complete, readable by anyone, whole or not there, and free of pickle."""
+
+import ast
+import errno
+import json
+import stat
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import widemargin
+from widemargin import InputError
+from widemargin.checkpoints import Checkpoint, Description, load_checkpoint, restore_model, save_checkpoint
+from widemargin.config_files import from_dict
+from widemargin.files import write_text_whole, write_whole
+from widemargin.models import MODELS, MLPConfig, build_model
+from widemargin.training import train
+
+SOURCE = Path(widemargin.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def run(tiny, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run")
+    config = tiny("epochs=2", "data.held_out=20", 'watch.attack={kind="fgsm", eps="8/255"}', "seed=5")
+    return config, out, train(config, out=out)
+
+
+def header_of(path):
+    """The JSON header by the format's own definition: eight bytes of length, then the header."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + length])
+
+
+@pytest.mark.parametrize("name", ["last", "best"])
+def test_the_description_inside_the_file_is_complete(run, name):
+    config, out, result = run
+    table = json.loads(header_of(out / f"{name}.safetensors")["__metadata__"]["widemargin"])
+    assert table["format"] == "widemargin-checkpoint-1"
+    assert table["which"] == name
+    assert from_dict(table["config"]) == config
+    assert table["image_shape"] == [1, 28, 28]
+    assert table["num_classes"] == 10
+    assert table["step"] == 0
+    assert table["versions"].keys() == {"widemargin", "torch", "python"}
+    assert table["versions"]["torch"] == torch.__version__
+    line = result.metrics[table["epoch"] - 1]
+    for key in ("validation_robust", "validation_clean", "test_clean", "test_robust"):
+        assert table["scores"][key] == line[key]
+
+
+def test_the_description_says_how_the_weights_were_chosen(run):
+    _, out, _ = run
+    last, best = (load_checkpoint(out / f"{name}.safetensors").description for name in ("last", "best"))
+    assert last.selection == "the last step trained"
+    assert last.epoch == 2
+    assert "20 held-out training images" in best.selection
+    assert "FGSM(eps=8/255" in best.selection
+
+
+def test_the_configuration_comes_back_from_the_checkpoint(run):
+    config, out, _ = run
+    assert load_checkpoint(out / "last.safetensors").description.run_config() == config
+
+
+def test_weights_are_stored_under_the_public_names_and_the_rest_under_train(run):
+    _, out, _ = run
+    keys = load_file(out / "last.safetensors").keys()
+    public = {"fcs.0.weight", "fcs.0.bias", "fcs.1.weight", "fcs.1.bias"}
+    assert {key for key in keys if not key.startswith("train/")} == public
+    assert load_file(out / "best.safetensors").keys() == public
+
+
+def test_the_restored_model_is_the_trained_one_in_evaluation_mode(run):
+    _, out, _ = run
+    checkpoint = load_checkpoint(out / "last.safetensors")
+    model = restore_model(checkpoint, source=out)
+    assert not model.training
+    stored = load_file(out / "last.safetensors")
+    assert all(value.equal(stored[key]) for key, value in model.state_dict().items())
+
+
+def describe(config, shape=(3, 32, 32)):
+    table = {
+        "name": "a",
+        "epochs": 1,
+        "batch_size": 1,
+        "data": {"name": "cifar10"},
+        "model": config,
+        "optimizer": {"lr": 0.1},
+    }
+    return Description(
+        which="last", selection="by hand", config=table, image_shape=shape, num_classes=10, epoch=1, step=2, scores={}
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"kind": "mlp", "hidden": [4]}, "fcs.0.weight"),
+        ({"kind": "cnn"}, "conv1.weight"),
+        ({"kind": "resnet18", "width": 2}, "layer1.0.conv1.weight"),
+        ({"kind": "wrn-34-10", "depth": 10, "widen": 1, "variant": "trades"}, "block2.layer.0.convShortcut.weight"),
+        (
+            {"kind": "wrn-34-10", "depth": 10, "widen": 1, "variant": "madry"},
+            "block1.layer.0.poolpadShortcut.1.padding",
+        ),
+    ],
+)
+def test_every_kind_of_model_goes_to_disk_and_comes_back(config, key, tmp_path):
+    description = describe(config)
+    model = build_model(description.run_config().model, image_shape=(3, 32, 32), num_classes=10, seed=3)
+    training = {"sums/loss": torch.tensor(1.5, dtype=torch.float64)}
+    save_checkpoint(tmp_path / "a.safetensors", Checkpoint(dict(model.state_dict()), training, description))
+    loaded = load_checkpoint(tmp_path / "a.safetensors")
+    assert loaded.description == description
+    assert key in loaded.weights
+    assert loaded.training.keys() == training.keys()
+    assert loaded.training["sums/loss"].equal(training["sums/loss"])
+    again = restore_model(loaded, source=tmp_path)
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert again(x).equal(model.eval()(x))
+    assert set(MODELS) >= {config["kind"]}
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_first_that_does_not(tmp_path):
+    path = tmp_path / "a.safetensors"
+    model = MLPConfig(hidden=(4,)).build(image_shape=(3, 32, 32), num_classes=10, seed=0)
+    description = describe({"kind": "mlp", "hidden": [4, 4]})
+    save_checkpoint(path, Checkpoint(dict(model.state_dict()), {}, description))
+    with pytest.raises(InputError, match=r"does not fit a MLP: fcs.1.weight is \(10, 4\) .* another model\?"):
+        restore_model(load_checkpoint(path), source=path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01.", b"x" * 100, struct.pack("<Q", 2**40) + b"{}"])
+def test_files_that_are_no_checkpoint(tmp_path, content):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"a.safetensors is not a readable checkpoint"):
+        load_checkpoint(path)
+    with pytest.raises(InputError, match="is not a readable checkpoint"):
+        load_checkpoint(tmp_path / "missing.safetensors")
+
+
+@pytest.mark.parametrize("name", ["last.safetensors", "metrics.jsonl"])
+def test_a_full_disk_ends_in_one_line_and_leaves_the_old_files_whole(tiny, tmp_path, monkeypatch, name):
+    config = tiny()
+    train(config, out=tmp_path, max_seconds=0)
+    real_bytes, real_text = Path.write_bytes, Path.write_text
+
+    def full(real):
+        def write(path, content, *args, **kwargs):
+            if name in path.name:
+                real(path, content[: len(content) // 2], *args, **kwargs)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(path, content, *args, **kwargs)
+
+        return write
+
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(Path, "write_bytes", full(real_bytes))
+    monkeypatch.setattr(Path, "write_text", full(real_text))
+    with pytest.raises(InputError, match=rf"cannot write .*{name}: No space left on device; free space or choose"):
+        train(config, out=tmp_path)
+    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert left.keys() == before.keys()
+    assert name not in left or left[name] == before[name]
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tiny, tmp_path, monkeypatch, left_in):
+    config, saves, real = tiny(), iter(range(1, 100)), Path.write_bytes
+
+    def full(path, content):
+        if next(saves) == 2:
+            real(path, content[:1000])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(InputError, match=r"cannot write .*last.safetensors: No space left on device"):
+        train(config, out=tmp_path / "full")
+    assert load_checkpoint(tmp_path / "full" / "last.safetensors").description.epoch == 1
+    assert sorted(path.name for path in (tmp_path / "full").iterdir()) == [
+        "config.toml",
+        "last.safetensors",
+        "metrics.jsonl",
+    ]
+    monkeypatch.undo()
+    train(config, out=tmp_path / "full")
+    train(config, out=tmp_path / "never")
+    left_in(tmp_path / "full").assert_same(left_in(tmp_path / "never"))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_whatever_stops_a_write_no_part_of_a_file_is_left(tmp_path, error):
+    write_text_whole(tmp_path / "a.txt", "old")
+
+    def interrupted(partial):
+        partial.write_text("ne")
+        raise error
+
+    with pytest.raises(error):
+        write_whole(tmp_path / "a.txt", interrupted)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "old"
+
+
+def test_writing_below_a_file_is_refused_in_one_line(tmp_path):
+    write_text_whole(tmp_path / "a.txt", "old")
+    with pytest.raises(InputError, match=r"cannot write .*: Not a directory"):
+        write_text_whole(tmp_path / "a.txt" / "b.txt", "new")
+
+
+def test_checkpoints_can_be_read_by_whom_the_umask_allows(run):
+    _, out, _ = run
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()}
+    assert modes["last.safetensors"] == modes["best.safetensors"] == modes["config.toml"]
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_nothing_but_the_cifar_reader_knows_pickle():
+    sources = sorted(SOURCE.rglob("*.py"))
+    assert len(sources) > 50
+    for path in sources:
+        if path.name == "cifar_pickle.py":
+            continue
+        assert not {"pickle", "dill", "cloudpickle", "joblib"} & set(imported_modules(path)), path
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+                assert node.attr not in ("load", "save"), path

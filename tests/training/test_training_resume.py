@@ -1,0 +1,227 @@
+"""Stop a run anywhere, start it again, and it ends bit for bit where an uninterrupted run ends."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from widemargin import InputError
+from widemargin.checkpoints import load_checkpoint
+from widemargin.training import run as run_module
+from widemargin.training import train
+from widemargin.training.step import train_step
+
+VALIDATED = ("data.held_out=40", 'watch.attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}', "watch.margins=[]")
+AT = 'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}}'
+METHODS = {
+    "st": (),
+    "st-exact": ('emr={kind="exact", weight=0.1}',),
+    "st-approximate": ('emr={kind="approximate", weight=0.1}',),
+    "st-stochastic": ('emr={kind="stochastic", weight=0.1, every=3}', "data.augmentation=crop-flip"),
+    "at-stochastic": (AT, 'emr={kind="stochastic", weight=0.1, at="adversarial"}', 'watch.margins=["train"]'),
+}
+STEPS = 4  # in an epoch of 150 images
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny, tmp_path_factory, left_in):
+    """name -> (configuration, what the run left), each trained once."""
+    done = {}
+
+    def get(name):
+        if name not in done:
+            config, out = tiny(*VALIDATED, *METHODS[name]), tmp_path_factory.mktemp(name) / "run"
+            train(config, out=out)
+            done[name] = config, left_in(out)
+        return done[name]
+
+    return get
+
+
+def interrupt_at(monkeypatch, step):
+    """KeyboardInterrupt in the middle of the given step (counted from 1) of this call."""
+    calls = iter(range(1, 1000))
+
+    def interrupted(*args):
+        values = train_step(*args)
+        if next(calls) == step:
+            raise KeyboardInterrupt
+        return values
+
+    monkeypatch.setattr(run_module, "train_step", interrupted)
+
+
+def clock_of_steps(monkeypatch):
+    """A clock that shows the number of steps done, so that max_seconds=5 means five steps."""
+    now = [0]
+
+    def counted(*args):
+        now[0] += 1
+        return train_step(*args)
+
+    monkeypatch.setattr(run_module, "train_step", counted)
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("step", [STEPS + 1, STEPS + 3])
+def test_after_an_interrupt(name, step, uninterrupted, tmp_path, monkeypatch, left_in):
+    config, expected = uninterrupted(name)
+    interrupt_at(monkeypatch, step)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out=tmp_path)
+    assert load_checkpoint(tmp_path / "last.safetensors").description.epoch == 1
+    monkeypatch.undo()
+    assert train(config, out=tmp_path).finished
+    left_in(tmp_path).assert_same(expected)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_after_the_time_is_out_in_mid_epoch_again_and_again(name, uninterrupted, tmp_path, monkeypatch, left_in):
+    config, expected = uninterrupted(name)
+    clock_of_steps(monkeypatch)
+    for seconds, epoch, step in ((2, 0, 2), (3, 1, 1), (6, 2, 3)):
+        result = train(config, out=tmp_path, max_seconds=seconds)
+        assert (result.finished, result.epoch) == (False, epoch)
+        description = load_checkpoint(tmp_path / "last.safetensors").description
+        assert (description.epoch, description.step, description.which) == (epoch, step, "last")
+    assert train(config, out=tmp_path).finished
+    left_in(tmp_path).assert_same(expected)
+
+
+def test_after_the_time_is_out_at_the_end_of_an_epoch(uninterrupted, tmp_path, monkeypatch, left_in):
+    config, expected = uninterrupted("at-stochastic")
+    clock_of_steps(monkeypatch)
+    for epoch in (1, 2):
+        result = train(config, out=tmp_path, max_seconds=STEPS)
+        assert (result.finished, result.epoch, len(result.metrics)) == (False, epoch, epoch)
+    assert train(config, out=tmp_path, max_seconds=STEPS).finished
+    left_in(tmp_path).assert_same(expected)
+
+
+def test_no_time_at_all_leaves_a_run_that_can_go_on(uninterrupted, tmp_path, left_in):
+    config, expected = uninterrupted("st")
+    result = train(config, out=tmp_path, max_seconds=0)
+    assert (result.finished, result.epoch, result.metrics) == (False, 0, [])
+    train(config, out=tmp_path)
+    left_in(tmp_path).assert_same(expected)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(("function", "call"), [("save_checkpoint", 1), ("save_checkpoint", 2), ("append_line", 1)])
+def test_after_a_crash_between_the_files_of_an_epoch(
+    function, call, moment, uninterrupted, tmp_path, monkeypatch, left_in
+):
+    """Best checkpoint, metrics line and last checkpoint are written one after the other: cut between any two."""
+    config, expected = uninterrupted("st-exact")
+    real, calls = getattr(run_module, function), iter(range(1, 100))
+
+    def crashing(*args):
+        stop = next(calls) == call
+        if not (stop and moment == "before"):
+            real(*args)
+        if stop:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, function, crashing)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out=tmp_path)
+    monkeypatch.undo()
+    train(config, out=tmp_path)
+    left_in(tmp_path).assert_same(expected)
+
+
+def test_a_metrics_line_cut_off_by_a_crash_is_written_again(uninterrupted, tmp_path, monkeypatch, left_in):
+    config, expected = uninterrupted("st")
+    interrupt_at(monkeypatch, 2 * STEPS + 1)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out=tmp_path)
+    monkeypatch.undo()
+    with (tmp_path / "metrics.jsonl").open("a") as stream:
+        stream.write('{"epoch": 3, "lo')
+    train(config, out=tmp_path)
+    left_in(tmp_path).assert_same(expected)
+
+
+def test_metrics_changed_by_hand_are_refused(tiny, tmp_path):
+    train(tiny("epochs=1"), out=tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("[1, 2]\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl: line 1 is not a metrics line"):
+        train(tiny("epochs=1"), out=tmp_path)
+
+
+def test_a_folder_of_another_run_is_refused_and_the_key_named(tiny, tmp_path, left_in):
+    train(tiny("epochs=1"), out=tmp_path)
+    before = left_in(tmp_path)
+    with pytest.raises(InputError, match=r"holds another run \(optimizer.lr: 0.2 here, 0.1 there\); choose another"):
+        train(tiny("epochs=1", "optimizer.lr=0.2"), out=tmp_path)
+    with pytest.raises(InputError, match=r"emr.kind: 'exact' here, None there"):
+        train(tiny("epochs=1", 'emr={kind="exact", weight=0.1}'), out=tmp_path)
+    left_in(tmp_path).assert_same(before)
+
+
+def test_a_folder_with_other_files_is_refused_and_left_alone(tiny, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match=r"is not empty and holds no config.toml; choose an empty folder"):
+        train(tiny(), out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("below", ["", "run", "a/run"])
+def test_a_path_that_cannot_be_a_folder_is_refused(tiny, tmp_path, below):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(InputError, match=r"cannot write to the folder .*; choose another --out"):
+        train(tiny(), out=tmp_path / "file" / below)
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _garble_header(path):
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+
+
+def _empty(path):
+    path.write_bytes(b"")
+
+
+def _without_description(path):
+    save_file(load_file(path), path)
+
+
+def _of_another_format(path):
+    with safe_open(path, framework="pt") as stream:
+        table = json.loads(stream.metadata()["widemargin"])
+    save_file(load_file(path), path, metadata={"widemargin": json.dumps(table | {"format": "widemargin-checkpoint-9"})})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, "is not a readable checkpoint"),
+        (_garble_header, "is not a readable checkpoint"),
+        (_empty, "is not a readable checkpoint"),
+        (_without_description, "holds weights but no widemargin description"),
+        (_of_another_format, "has the format 'widemargin-checkpoint-9'; this version reads"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_trained_over_it(tiny, tmp_path, damage, message):
+    config = tiny("epochs=2")
+    train(config, out=tmp_path)
+    damage(tmp_path / "last.safetensors")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(InputError, match=message) as caught:
+        train(config, out=tmp_path)
+    assert str(tmp_path / "last.safetensors") in str(caught.value)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_checkpoint_of_another_model_is_refused(tiny, tmp_path):
+    train(tiny("epochs=1", "model.hidden=[8]"), out=tmp_path / "small")
+    train(tiny("epochs=1"), out=tmp_path / "run")
+    (tmp_path / "run" / "last.safetensors").write_bytes((tmp_path / "small" / "last.safetensors").read_bytes())
+    with pytest.raises(InputError, match=r"does not fit a MLP: fcs.0.weight is \(8, 784\) in the file and \(16, 784\)"):
+        train(tiny("epochs=1"), out=tmp_path / "run")

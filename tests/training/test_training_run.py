@@ -1,0 +1,239 @@
+"""A run from beginning to end: it learns, it is reproducible, and it leaves the files it promises."""
+
+import json
+import tomllib
+from dataclasses import replace
+
+import pytest
+import torch
+
+from widemargin import InputError
+from widemargin.checkpoints import load_checkpoint
+from widemargin.config_files import read_toml
+from widemargin.files import write_text_whole
+from widemargin.training import run as run_module
+from widemargin.training import train
+from widemargin.training.setup import load_splits
+
+VALIDATED = ("data.held_out=40", 'watch.attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}')
+ALWAYS = {"epoch", "samples", "loss", "total", "train_accuracy", "lr", "seconds"}
+WATCHED = {
+    "test_clean",
+    "train_margin_mean",
+    "train_margin_std",
+    "test_margin_mean",
+    "test_margin_std",
+    "watch_seconds",
+}
+
+
+def test_a_tiny_run_learns(tiny, tmp_path):
+    config = tiny("epochs=8", "data.train_limit=600", "data.test_limit=300", "optimizer.schedule.milestones=[6]")
+    result = train(config, out=tmp_path / "run")
+    assert result.finished
+    assert result.epoch == 8
+    first, last = result.metrics[0], result.metrics[-1]
+    assert last["loss"] < 0.5 * first["loss"]
+    assert last["test_clean"] > 75
+    assert last["train_accuracy"] > first["train_accuracy"]
+
+
+def test_the_folder_holds_configuration_metrics_and_last_checkpoint(tiny, tmp_path):
+    config, out = tiny(), tmp_path / "a" / "run"
+    result = train(config, out=out)
+    assert sorted(path.name for path in out.iterdir()) == ["config.toml", "last.safetensors", "metrics.jsonl"]
+    assert read_toml(out / "config.toml") == config
+    lines = [json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines()]
+    assert lines == result.metrics
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert all(line.keys() == ALWAYS | WATCHED for line in lines)
+    assert [line["samples"] for line in lines] == [150, 150, 150]
+    assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.1, 0.01])
+
+
+def test_metrics_name_robust_accuracy_validation_and_emr_where_there_are_any(tiny, tmp_path):
+    config = tiny("epochs=1", *VALIDATED, 'emr={kind="approximate", weight=0.1}')
+    (line,) = train(config, out=tmp_path / "run").metrics
+    extra = {"validation_clean", "validation_robust", "test_robust", "emr"}
+    assert line.keys() == ALWAYS | WATCHED | extra
+    assert line["total"] == pytest.approx(line["loss"] + 0.1 * line["emr"], rel=1e-5)
+
+
+def test_emr_taken_every_second_step_is_averaged_over_the_samples_it_saw(tiny, tmp_path):
+    lines = [
+        train(
+            tiny("epochs=1", "optimizer.lr=1e-9", f'emr={{kind="exact", weight=0.1, every={every}}}'), out=out
+        ).metrics[0]["emr"]
+        for every, out in ((1, tmp_path / "every"), (2, tmp_path / "second"))
+    ]
+    assert lines[1] == pytest.approx(lines[0], rel=0.2)  # a wrong count would halve it
+
+
+def test_the_configuration_is_written_before_anything_else(tiny, tmp_path, monkeypatch):
+    found = []
+
+    def looking(*args, **kwargs):
+        found.append(sorted(path.name for path in (tmp_path / "run").iterdir()))
+        return load_splits(*args, **kwargs)
+
+    monkeypatch.setattr(run_module, "load_splits", looking)
+    train(tiny("epochs=1"), out=tmp_path / "run")
+    assert found == [["config.toml"]]
+
+
+def test_a_finished_run_is_left_as_it_is(tiny, tmp_path, left_in):
+    train(tiny(), out=tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    result = train(tiny(), out=tmp_path)
+    assert result.finished
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tiny, tmp_path, left_in):
+    for name, seed in (("one", 1), ("again", 1), ("other", 2)):
+        train(tiny(f"seed={seed}", 'emr={kind="stochastic", weight=0.1}'), out=tmp_path / name)
+    one, again, other = (left_in(tmp_path / name) for name in ("one", "again", "other"))
+    one.assert_same(again)
+    assert not one.tensors["last.safetensors"]["fcs.0.weight"].equal(other.tensors["last.safetensors"]["fcs.0.weight"])
+
+
+def test_training_leaves_the_global_random_state_alone(tiny, tmp_path):
+    before = torch.get_rng_state()
+    train(tiny("epochs=1", 'emr={kind="stochastic", weight=0.1}', "data.augmentation=crop-flip"), out=tmp_path)
+    assert torch.get_rng_state().equal(before)
+
+
+def test_without_a_validation_split_there_is_no_best_checkpoint(tiny, tmp_path):
+    train(tiny('watch.attack={kind="fgsm", eps=0.1}'), out=tmp_path)
+    assert not (tmp_path / "best.safetensors").exists()
+
+
+def test_the_best_checkpoint_is_that_of_the_highest_robust_validation_accuracy(tiny, tmp_path, monkeypatch):
+    scores = iter([(90.0, 20.0, 99.0), (50.0, 40.0, 1.0), (95.0, 40.0, 100.0), (99.0, 30.0, 100.0)])
+    weights = []
+
+    def watched(nets, config, splits, *, epoch):
+        weights.append(nets.model.state_dict()["fcs.0.weight"].clone())
+        clean, robust, test = next(scores)
+        return {"validation_clean": clean, "validation_robust": robust, "test_clean": test, "test_robust": test}
+
+    monkeypatch.setattr(run_module, "watch", watched)
+    train(tiny("epochs=4", *VALIDATED), out=tmp_path)
+    best = load_checkpoint(tmp_path / "best.safetensors")
+    assert best.description.epoch == 2  # the highest; of equals the first; whatever clean and test accuracies say
+    assert best.weights["fcs.0.weight"].equal(weights[1])
+    assert best.description.scores["validation_robust"] == 40.0
+    assert best.training == {}
+
+
+def test_the_best_epoch_really_scored_highest_on_held_out_training_images(tiny, tmp_path):
+    result = train(tiny("epochs=5", "optimizer.lr=0.3", *VALIDATED), out=tmp_path)
+    robust = [line["validation_robust"] for line in result.metrics]
+    assert load_checkpoint(tmp_path / "best.safetensors").description.epoch == 1 + robust.index(max(robust))
+
+
+def test_the_validation_split_is_taken_from_the_training_images_before_the_limit(tiny):
+    config = tiny("data.held_out=40").data
+    splits = load_splits(config, seed=0, data_dir=None, device=torch.device("cpu"))
+    assert splits.validation is not None
+    assert (len(splits.train), len(splits.validation), len(splits.test)) == (150, 40, 60)
+    assert splits.validation.labels.bincount().tolist() == [4] * 10
+    more = load_splits(replace(config, train_limit=300), seed=0, data_dir=None, device=torch.device("cpu"))
+    assert more.validation is not None
+    assert more.validation.images.equal(splits.validation.images)
+    apart = torch.cdist(splits.validation.floats().flatten(1), more.train.floats().flatten(1))
+    assert apart.min() > 0
+
+
+def test_the_schedule_drives_learning_rate_and_emr_weight(tiny, tmp_path):
+    plain, dropped = (
+        tiny("epochs=2", "optimizer.schedule.milestones=[2]", 'emr={kind="exact", weight=0.1}', *more)
+        for more in ((), ('emr.schedule={kind="steps", milestones=[1], factor=0.5}',))
+    )
+    left = train(plain, out=tmp_path / "plain").metrics
+    right = train(dropped, out=tmp_path / "dropped").metrics
+    assert left[0]["total"] == right[0]["total"]
+    for line, weight in ((left[1], 0.1), (right[1], 0.05)):
+        assert line["total"] == pytest.approx(line["loss"] + weight * line["emr"], rel=1e-5)
+
+
+def test_a_released_weight_is_divided_by_the_size_of_the_batch(tiny, tmp_path):
+    config = tiny("epochs=1", "data.train_limit=120", 'emr={kind="exact", weight=4.0, scaling="released"}')
+    (line,) = train(config, out=tmp_path).metrics
+    assert line["total"] == pytest.approx(line["loss"] + 4.0 / 40 * line["emr"], rel=1e-5)
+
+
+def test_a_diverging_run_says_so_and_keeps_the_last_good_checkpoint(tiny, tmp_path, monkeypatch):
+    config = tiny('emr={kind="approximate", weight=0.25}')
+
+    def exploding(optimizer, lr):
+        optimizer.param_groups[0]["lr"] = 1e6 if (tmp_path / "last.safetensors").exists() else lr
+
+    monkeypatch.setattr(run_module, "set_learning_rate", exploding)
+    with pytest.raises(
+        InputError, match=r"tiny: the loss became (nan|inf) in epoch 2; lower optimizer.lr .0.1. or emr"
+    ):
+        train(config, out=tmp_path)
+    checkpoint = load_checkpoint(tmp_path / "last.safetensors")
+    assert checkpoint.description.epoch == 1
+    assert all(value.isfinite().all() for value in checkpoint.weights.values())
+    assert [json.loads(text)["epoch"] for text in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1]
+
+
+def test_a_learning_rate_far_too_high_ends_in_one_clear_line(tiny, tmp_path):
+    with pytest.raises(InputError, match=r"the loss became .* lower optimizer.lr \(1e\+06\)$"):
+        train(tiny("optimizer.lr=1e6"), out=tmp_path)
+
+
+def test_weights_that_the_very_last_step_ruined_are_not_saved(tiny, tmp_path):
+    with pytest.raises(InputError, match=r"a weight became infinite or not a number in epoch 1; lower optimizer.lr"):
+        train(tiny("batch_size=150", "optimizer.lr=1e38", "optimizer.weight_decay=1e5"), out=tmp_path)  # one step
+    assert not (tmp_path / "last.safetensors").exists()
+
+
+@pytest.mark.parametrize("wrong", ["data.name=mnsit", "data.held_out=5", "model.kind=cnn", "seed=-1"])
+def test_a_run_that_cannot_begin_gives_the_folder_back(tiny, tmp_path, wrong):
+    settings = ("model={kind='cnn'}",) if wrong == "model.kind=cnn" else (wrong,)
+    fresh, empty = tmp_path / "fresh", tmp_path / "empty"
+    empty.mkdir()
+    if wrong == "model.kind=cnn":  # digits of 28 x 28 fit the network, those of 4 x 4 do not
+        settings = (*settings, f"data.name={_small_images(tmp_path)}")
+    for out in (fresh, empty):
+        with pytest.raises(InputError):
+            train(tiny(*settings), out=out)
+    assert not fresh.exists()
+    assert list(empty.iterdir()) == []
+    train(tiny("epochs=1"), out=fresh)
+
+
+def _small_images(folder):
+    import numpy as np
+
+    images = np.zeros((6, 4, 4), dtype=np.uint8)
+    labels = np.arange(6) % 3
+    path = folder / "small.npz"
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    return path
+
+
+def test_a_failed_set_up_does_not_touch_a_run_that_is_there(tiny, tmp_path, monkeypatch):
+    train(tiny(), out=tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def failing(*args, **kwargs):
+        raise InputError("no data today")
+
+    monkeypatch.setattr(run_module, "load_splits", failing)
+    with pytest.raises(InputError, match="no data today"):
+        train(tiny(), out=tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_config_toml_is_what_a_person_can_read_and_train_again(tiny, tmp_path, left_in):
+    config = tiny('objective={kind="adversarial", attack={kind="fgsm", eps="8/255"}}')
+    train(config, out=tmp_path / "one")
+    table = tomllib.loads((tmp_path / "one" / "config.toml").read_text())
+    assert table["objective"]["attack"]["eps"] == "8/255"
+    write_text_whole(tmp_path / "copy.toml", (tmp_path / "one" / "config.toml").read_text())
+    train(read_toml(tmp_path / "copy.toml"), out=tmp_path / "two")
+    left_in(tmp_path / "one").assert_same(left_in(tmp_path / "two"))

@@ -1,0 +1,143 @@
+"""What is measured after an epoch, against slow computations by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from widemargin.checkpoints import load_checkpoint, restore_model
+from widemargin.data import load
+from widemargin.training import train
+from widemargin.training import watch as watch_module
+
+AT = 'objective={kind="adversarial", attack={kind="pgd", eps=0.05, step_size=0.02, steps=3}}'
+
+
+def margin_by_hand(model, x, y):
+    """One image, one class at a time: min over j != y of (z_y - z_j) / ||d(z_y - z_j)/dx||."""
+    found = []
+    for j in range(10):
+        if j != y:
+            leaf = x.clone().requires_grad_()
+            z = model(leaf[None])[0]
+            gap = z[y] - z[j]
+            (slope,) = torch.autograd.grad(gap, leaf)
+            found.append((gap / slope.norm()).item())
+    return min(found)
+
+
+def pgd_by_hand(model, x, y, *, eps, step_size, steps):
+    point = x.clone()
+    for _ in range(steps):
+        leaf = point.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(cross_entropy(model(leaf), y), leaf)
+        point = (x + (point + step_size * gradient.sign() - x).clamp(-eps, eps)).clamp(0, 1)
+    return point
+
+
+def moments_by_hand(model, images, labels):
+    """Mean and standard deviation of the margins of correctly classified images."""
+    kept = [
+        margin_by_hand(model, x, int(y)) for x, y in zip(images, labels, strict=True) if model(x[None]).argmax() == y
+    ]
+    values = torch.tensor(kept, dtype=torch.float64)
+    return values.mean().item(), values.std(correction=0).item()
+
+
+def model_of(folder):
+    path = folder / "last.safetensors"
+    return restore_model(load_checkpoint(path), source=path)
+
+
+def moments(line, split):
+    return line[f"{split}_margin_mean"], line[f"{split}_margin_std"]
+
+
+def test_margins_of_standard_training_are_those_of_correctly_classified_images(tiny, tmp_path):
+    line = train(tiny("epochs=2", "optimizer.lr=0.03"), out=tmp_path).metrics[-1]
+    model = model_of(tmp_path)
+    assert 20 < line["test_clean"] < 90  # some right, some wrong, else this test says nothing
+    for split, count in (("train", 150), ("test", 60)):
+        data = load("mnist-embedded", split, limit=count)
+        expected = moments_by_hand(model, data.floats(), data.labels)
+        assert moments(line, split) == pytest.approx(expected, rel=1e-4)
+
+
+def test_training_margins_of_adversarial_training_are_those_at_the_adversarial_images(tiny, tmp_path):
+    settings = ("epochs=5", "data.train_limit=80", "batch_size=10", "model.hidden=[32]", "optimizer.lr=0.02")
+    line = train(tiny(*settings, AT), out=tmp_path).metrics[-1]
+    model = model_of(tmp_path)
+    data = load("mnist-embedded", "train", limit=80)
+    attacked = pgd_by_hand(model, data.floats(), data.labels, eps=0.05, step_size=0.02, steps=3)
+    assert moments(line, "train") == pytest.approx(moments_by_hand(model, attacked, data.labels), rel=1e-4)
+    assert line["train_margin_mean"] != pytest.approx(moments_by_hand(model, data.floats(), data.labels)[0], rel=0.02)
+    test = load("mnist-embedded", "test", limit=60)
+    assert moments(line, "test") == pytest.approx(moments_by_hand(model, test.floats(), test.labels), rel=1e-4)
+
+
+def test_accuracies_clean_and_attacked_against_a_loop(tiny, tmp_path):
+    attack = 'watch.attack={kind="pgd", eps=0.05, step_size=0.02, steps=3}'
+    line = train(tiny("epochs=2", attack, "data.held_out=30"), out=tmp_path).metrics[-1]
+    model = model_of(tmp_path)
+    test = load("mnist-embedded", "test", limit=60)
+    attacked = pgd_by_hand(model, test.floats(), test.labels, eps=0.05, step_size=0.02, steps=3)
+    for key, images in (("test_clean", test.floats()), ("test_robust", attacked)):
+        right = [int(model(x[None]).argmax()) == int(y) for x, y in zip(images, test.labels, strict=True)]
+        assert line[key] == pytest.approx(100 * sum(right) / 60)
+    assert line["test_robust"] < line["test_clean"]
+    assert line["validation_robust"] <= line["validation_clean"]
+
+
+def test_only_the_first_margin_samples_are_measured(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch_module, "BATCH", 16)  # 20 samples: one whole batch and a part of the next
+    line = train(tiny("epochs=1", "watch.margin_samples=20"), out=tmp_path).metrics[-1]
+    model = model_of(tmp_path)
+    for split in ("train", "test"):
+        data = load("mnist-embedded", split, limit=20)
+        assert moments(line, split) == pytest.approx(moments_by_hand(model, data.floats(), data.labels), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "absent"),
+    [
+        (("watch.test=false",), {"test_clean", "test_robust"}),
+        (('watch.margins=["test"]',), {"train_margin_mean", "train_margin_std"}),
+        (('watch.margins=["train"]',), {"test_margin_mean", "test_margin_std"}),
+        (
+            ("watch.margins=[]",),
+            {"train_margin_mean", "train_margin_std", "test_margin_mean", "test_margin_std"},
+        ),
+        (("watch.attack=none",), {"test_robust", "validation_robust"}),
+        (("data.held_out=0",), {"validation_clean", "validation_robust"}),
+    ],
+)
+def test_each_part_can_be_switched_off(tiny, tmp_path, settings, absent):
+    everything = ("epochs=1", 'watch.attack={kind="fgsm", eps=0.1}', "data.held_out=20")
+    (whole,) = train(tiny(*everything), out=tmp_path / "whole").metrics
+    (part,) = train(tiny(*everything, *settings), out=tmp_path / "part").metrics
+    assert whole.keys() - part.keys() == absent
+    for key in part.keys() - {"seconds", "watch_seconds"}:
+        if "data.held_out=0" not in settings:  # which changes the training images
+            assert part[key] == whole[key]
+
+
+def test_every_second_epoch_and_the_last_are_watched(tiny, tmp_path):
+    lines = train(tiny("epochs=5", "watch.every=2"), out=tmp_path).metrics
+    assert ["test_clean" in line for line in lines] == [False, True, False, True, True]
+    assert all("loss" in line for line in lines)
+
+
+def test_watching_does_not_change_what_is_trained(tiny, tmp_path, left_in):
+    config = tiny('objective={kind="adversarial", attack={kind="fgsm", eps=0.1}}', 'emr={kind="exact", weight=0.1}')
+    train(config, out=tmp_path / "watched")
+    blind = replace(config, watch=replace(config.watch, test=False, margins=()))
+    train(blind, out=tmp_path / "blind")
+    watched, blind = (left_in(tmp_path / name).tensors["last.safetensors"] for name in ("watched", "blind"))
+    assert all(value.equal(blind[key]) for key, value in watched.items())
+
+
+def test_a_model_that_classifies_nothing_correctly_has_no_margin(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("widemargin.evaluation.margins.classified", lambda model, x, y: torch.zeros_like(y).bool())
+    (line,) = train(tiny("epochs=1"), out=tmp_path).metrics
+    assert not any("margin" in key for key in line)
