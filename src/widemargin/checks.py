@@ -4,6 +4,9 @@ Range checks read values, which on a GPU would wait for the device; in the calls
 they are free (on the CPU). Data sets and evaluations are always checked, once, where they enter.
 """
 
+import math
+from collections.abc import Callable
+
 from torch import Tensor
 
 from widemargin.errors import InputError
@@ -52,6 +55,25 @@ def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != batch or logits.shape[1] < 2:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InputError(f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}")
+
+
+def check_number(name: str, value: object, *, fits: Callable[[float], bool], rule: str, hint: str) -> None:
+    """Refuse what is not a finite number that fits; ``rule`` says what fits, ``hint`` what to do."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not fits(value):
+        raise InputError(f"{name} must be {rule}, got {value!r}; {hint}")
+
+
+def pixel_hint(value: object) -> str:
+    """What to do about a size in pixel units that does not fit: most often 255 was forgotten."""
+    if isinstance(value, int | float) and 1 < value <= 255:
+        return f"images are in [0, 1], did you mean {value:g}/255?"
+    return "images are in [0, 1], so write a number such as 8/255"
+
+
+def check_count(name: str, value: object) -> None:
+    """Refuse what is not a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def choice(owner: str, field: str, value: object, allowed: "tuple[object, ...]") -> None:

@@ -27,7 +27,8 @@ class Steps:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        if list(self.milestones) != sorted(set(self.milestones)) or any(m < 0 for m in self.milestones):
+        legal = all(math.isfinite(m) and m >= 0 for m in self.milestones)
+        if not legal or list(self.milestones) != sorted(set(self.milestones)):
             raise InputError(f"Steps.milestones must be increasing epochs, got {list(self.milestones)}")
         if not 0 < self.factor <= 1:
             raise InputError(f"Steps.factor must be in (0, 1], got {self.factor!r}")
@@ -65,7 +66,7 @@ class OneCycle:
     peak: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.peak < self.epochs:
+        if not 0 < self.peak < self.epochs < math.inf:
             raise InputError(f"OneCycle.peak must be between 0 and epochs = {self.epochs}, got {self.peak!r}")
 
     def __call__(self, epoch: float) -> float:

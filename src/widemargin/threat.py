@@ -5,15 +5,13 @@ of unit size, a uniform ``random`` point of the ball, and the ``size`` of a pert
 the attack's own last step.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from widemargin.checks import choice
-from widemargin.errors import InputError
+from widemargin.checks import check_number, choice, pixel_hint
 from widemargin.types import Norm
 
 
@@ -29,10 +27,8 @@ class Linf:
     norm: ClassVar[Norm] = "linf"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.eps) and 0 < self.eps <= 1):
-            raise InputError(
-                f"Linf.eps must be in (0, 1], got {self.eps!r}; images are in [0, 1], did you mean {self.eps:g}/255?"
-            )
+        hint = pixel_hint(self.eps)
+        check_number("Linf.eps", self.eps, fits=lambda eps: 0 < eps <= 1, rule="in (0, 1]", hint=hint)
 
     def project(self, delta: Tensor) -> Tensor:
         """The nearest perturbation inside the ball."""
@@ -60,8 +56,8 @@ class L2:
     norm: ClassVar[Norm] = "l2"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.eps) and self.eps > 0):
-            raise InputError(f"L2.eps must be a positive number, got {self.eps!r}; usual values are 0.5 and 1.0")
+        usual = "0.5 and 1.0 are usual"
+        check_number("L2.eps", self.eps, fits=lambda eps: eps > 0, rule="a positive number", hint=usual)
 
     def project(self, delta: Tensor) -> Tensor:
         """The nearest perturbation inside the ball."""

@@ -68,7 +68,7 @@ def refused(command):
     def give(*arguments) -> str:
         answer = command(*arguments)
         assert answer.code == 2, answer.out + answer.err
-        lines = answer.err.splitlines()
+        lines = [line for line in answer.err.splitlines() if line]
         assert len(lines) == 1, answer.err
         assert lines[0].startswith("widemargin: ")
         assert "Traceback" not in answer.err

@@ -16,6 +16,7 @@ from widemargin.config_files import read_toml
 from widemargin.data import in_order, load
 from widemargin.evaluation import load_target, measure_margins, percent, verdicts
 from widemargin.recipes import Recipe
+from widemargin.reports.demo_picture import demo_figure
 from widemargin.training import run as run_module
 from widemargin.training.step import train_step
 
@@ -122,6 +123,7 @@ def test_evaluate_prints_the_runs_own_plan_as_a_table(command, trained):
 def test_evaluate_prints_json_that_agrees_with_the_library(command, trained):
     options = ("--attacks", "clean,fgsm,pgd20", "--eps", "0.1", "--step-size", "0.01", "--limit", 30)
     answer = command("evaluate", trained, *options, "--json")
+    assert answer.err == ""  # no remains of a progress bar where there is no terminal
     record = json.loads(answer.out)
     target, data = load_target(trained), load("mnist-embedded", "test", limit=30)
     expected = {"clean": percent(verdicts(target.model, data))}
@@ -132,6 +134,15 @@ def test_evaluate_prints_json_that_agrees_with_the_library(command, trained):
     assert (record["eps"], record["step_size"], record["norm"], record["count"]) == (0.1, 0.01, "linf", 30)
     assert (record["weights"], record["epoch"], record["data"]) == ("last", 2, "mnist-embedded")
     assert record["versions"].keys() == {"widemargin", "torch", "python"}
+
+
+def test_evaluate_takes_the_step_size_it_is_told(command, trained):
+    options = ("--attacks", "pgd3", "--eps", "0.2", "--limit", 40, "--json")
+    usual, tiny = (
+        json.loads(command("evaluate", trained, *options, *more).out) for more in ((), ("--step-size", "0.0001"))
+    )
+    assert (usual["step_size"], tiny["step_size"]) == (0.05, 0.0001)
+    assert usual["accuracy"]["pgd3"] < tiny["accuracy"]["pgd3"]
 
 
 def test_evaluate_keeps_eps_as_it_was_written(command, trained):
@@ -169,7 +180,9 @@ def test_evaluate_a_run_without_a_plan_is_clean_unless_told(command, recipe, tmp
 def test_margins(command, trained, tmp_path, split, at):
     picture = tmp_path / "margins.png"
     options = ("--split", split, "--at", at, "--limit", 40, "--picture", picture)
-    record = json.loads(command("margins", trained, *options, "--json").out)
+    answer = command("margins", trained, *options, "--json")
+    assert answer.err == ""
+    record = json.loads(answer.out)
     assert is_picture(picture)
     assert record["picture"] == str(picture)
     target, data = load_target(trained), load("mnist-embedded", split, limit=40)
@@ -248,6 +261,13 @@ def test_the_demo_on_tiny_runs(command, recipe, tmp_path, monkeypatch):
     }
     monkeypatch.setattr(demo_module, "find_recipe", tiny.__getitem__)
     monkeypatch.setattr(demo_module, "load", lambda name, split: load(name, split, limit=60))
+    drawn = []
+
+    def drawing(*arguments):
+        drawn.append(arguments)
+        return demo_figure(*arguments)
+
+    monkeypatch.setattr(demo_module, "demo_figure", drawing)
     answer = command("demo", "--out", tmp_path / "demo", "--seed", 3)
     assert answer.code == 0
     assert is_picture(tmp_path / "demo" / "demo.png")
@@ -261,6 +281,11 @@ def test_the_demo_on_tiny_runs(command, recipe, tmp_path, monkeypatch):
         robust = percent(verdicts(model, data, demo_module.ATTACK))
         mean = measure_margins(model, in_order(data, 60)).over_all().mean
         assert f"{name} {clean:.2f} {robust:.2f} {mean:.3f}" in answer.text
+        ((margins, shown, labels, twins),) = drawn
+        attacked = demo_module.ATTACK(model, shown, labels)
+        assert twins[name].images.equal(attacked)
+        assert twins[name].predictions.equal(model(attacked).argmax(1))
+        assert len(margins[name]) == 60
     assert "points under attack" in answer.text
 
 

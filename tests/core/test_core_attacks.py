@@ -282,19 +282,20 @@ def test_train_mode_on_request_moves_only_the_statistics(attack: FGSM | PGD) -> 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: FGSM(eps="8/255"), r"Linf.eps must be in \(0, 1\], got '8/255'"),
         (lambda: FGSM(eps=8), r"Linf.eps must be in \(0, 1\], got 8; images are in \[0, 1\], did you mean 8/255\?"),
         (lambda: PGD(eps=8.0, step_size=2.0, steps=1), r"did you mean 8/255\?"),
         (
             lambda: PGD(eps=0.1, step_size=2, steps=1),
-            r"PGD.step_size must be at most 1, got 2; .* did you mean 2/255\?",
+            r"PGD.step_size must be in \(0, 1\], got 2; .* did you mean 2/255\?",
         ),
         (lambda: FGSM(eps=0), r"Linf.eps must be in \(0, 1\], got 0"),
         (lambda: FGSM(eps=math.nan), r"Linf.eps must be in \(0, 1\], got nan"),
         (lambda: FGSM(eps=-0.1, norm="l2"), r"L2.eps must be a positive number, got -0.1"),
         (lambda: FGSM(eps=math.inf, norm="l2"), r"L2.eps must be a positive number, got inf"),
         (lambda: FGSM(eps=0.1, norm="l1"), r"threat.norm must be one of 'linf', 'l2', got 'l1'"),
-        (lambda: PGD(eps=0.1, step_size=0.0, steps=1), r"PGD.step_size must be a positive number, got 0.0; eps/4"),
-        (lambda: PGD(eps=0.1, step_size=math.nan, steps=1), r"PGD.step_size must be a positive number, got nan"),
+        (lambda: PGD(eps=0.1, step_size=0.0, steps=1), r"PGD.step_size must be in \(0, 1\], got 0.0"),
+        (lambda: PGD(eps=0.1, step_size=math.nan, steps=1), r"PGD.step_size must be in \(0, 1\], got nan"),
         (lambda: PGD(eps=0.1, step_size=0.1, steps=0), r"PGD.steps must be a whole number of at least 1, got 0"),
         (lambda: PGD(eps=0.1, step_size=0.1, steps=True), r"PGD.steps must be a whole number of at least 1, got True"),
         (lambda: PGD(eps=0.1, step_size=0.1, steps=2.0), r"PGD.steps must be a whole number of at least 1, got 2.0"),

@@ -214,7 +214,7 @@ def test_a_whole_part_can_be_added() -> None:
         ("emr.kind=fast", r"emr.kind must be one of 'exact', 'approximate', 'stochastic', got 'fast'"),
         ("emr.weight=-1", r"emr.weight must be a number >= 0, got -1.0"),
         ("emr.temperature=0", r"emr.* ApproximateEMR.temperature must be a positive number, got 0.0"),
-        ("emr.every=0", r"emr.every must be at least 1, got 0"),
+        ("emr.every=0", r"emr.every must be a whole number of at least 1, got 0"),
         ("emr.at=start", r"emr.at must be one of 'clean', 'adversarial', got 'start'"),
         ("emr.scaling=sum", r"emr.scaling must be one of 'mean', 'released', got 'sum'"),
         ("emr.schedule.milestones=[3, 2]", r"emr.schedule: Steps.milestones must be increasing epochs"),

@@ -292,8 +292,11 @@ def test_more_projections_than_classes_are_refused() -> None:
         (lambda: ApproximateEMR(temperature=-1.0), r"temperature must be a positive number, got -1.0"),
         (lambda: ApproximateEMR(temperature=math.nan), r"temperature must be a positive number, got nan"),
         (lambda: ApproximateEMR(temperature=math.inf), r"temperature must be a positive number, got inf"),
-        (lambda: StochasticEMR(projections=0), r"StochasticEMR.projections must be at least 1, got 0"),
-        (lambda: ExactEMR(classes_at_once=0), r"ExactEMR.classes_at_once must be at least 1, got 0"),
+        (
+            lambda: StochasticEMR(projections=0),
+            r"StochasticEMR.projections must be a whole number of at least 1, got 0",
+        ),
+        (lambda: ExactEMR(classes_at_once=0), r"ExactEMR.classes_at_once must be a whole number of at least 1, got 0"),
     ],
 )
 def test_bad_settings_are_refused(make: Callable[[], object], message: str) -> None:

@@ -198,7 +198,7 @@ def test_a_step_depends_on_its_moment_and_on_nothing_else(regularizer: Approxima
     [
         ({"weight": -0.1}, r"emr.weight must be a number >= 0, got -0.1"),
         ({"weight": float("nan")}, r"emr.weight must be a number >= 0, got nan"),
-        ({"every": 0}, r"emr.every must be at least 1, got 0"),
+        ({"every": 0}, r"emr.every must be a whole number of at least 1, got 0"),
         ({"at": "x"}, r"emr.at must be one of 'clean', 'adversarial', got 'x'"),
         ({"scaling": "sum"}, r"emr.scaling must be one of 'mean', 'released', got 'sum'"),
     ],

@@ -49,12 +49,19 @@ def test_percent():
     assert percent(torch.zeros(3, dtype=torch.bool)) == 0.0
 
 
-def test_random_starts_come_from_the_seed_alone(model, digits):
-    attack = PGD(eps=0.05, step_size=0.0005, steps=1, random_start="uniform")
-    first, again = (verdicts(model, digits, attack, seed=3, batch_size=20) for _ in range(2))
-    assert first.equal(again)
-    others = [verdicts(model, digits, attack, seed=seed, batch_size=20) for seed in range(20)]
-    assert any(not first.equal(other) for other in others)
+def test_the_random_numbers_of_an_attack_come_from_seed_and_batch_alone(model, digits):
+    def drawn(seed):
+        numbers = []
+
+        def attack(network, x, y, *, generator):
+            numbers.append(torch.rand(1, generator=generator).item())
+            return x
+
+        verdicts(model, digits, attack, seed=seed, batch_size=20)
+        return numbers
+
+    assert drawn(3) == drawn(3)
+    assert len(set(drawn(3) + drawn(4))) == 6  # three batches, two seeds
 
 
 def test_progress_counts_every_image_once(model, digits):

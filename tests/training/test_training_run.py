@@ -182,7 +182,7 @@ def test_a_diverging_run_says_so_and_keeps_the_last_good_checkpoint(tiny, tmp_pa
 
 def test_a_learning_rate_far_too_high_ends_in_one_clear_line(tiny, tmp_path):
     with pytest.raises(InputError, match=r"the loss became .* lower optimizer.lr \(1e\+06\)$"):
-        train(tiny("optimizer.lr=1e6"), out=tmp_path)
+        train(tiny("optimizer.lr=1e6", "optimizer.weight_decay=1.0"), out=tmp_path)
 
 
 def test_weights_that_the_very_last_step_ruined_are_not_saved(tiny, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin import randomness
-from widemargin.checks import check_images, check_labels, check_logits, choice
+from widemargin.checks import check_count, check_images, check_labels, check_logits, check_number, choice, pixel_hint
 from widemargin.errors import InputError
 from widemargin.losses import cross_entropy
 from widemargin.modes import frozen, in_mode
@@ -40,15 +40,15 @@ class PGD:
 
     def __post_init__(self) -> None:
         make_threat(self.norm, self.eps)
-        if not (math.isfinite(self.step_size) and self.step_size > 0):
-            raise InputError(f"PGD.step_size must be a positive number, got {self.step_size!r}; eps/4 is usual")
-        if self.norm == "linf" and self.step_size > 1:
-            raise InputError(
-                f"PGD.step_size must be at most 1, got {self.step_size!r}; images are in [0, 1], "
-                f"did you mean {self.step_size:g}/255?"
-            )
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise InputError(f"PGD.steps must be a whole number of at least 1, got {self.steps!r}")
+        largest = 1.0 if self.norm == "linf" else math.inf
+        check_number(
+            "PGD.step_size",
+            self.step_size,
+            fits=lambda step: 0 < step <= largest,
+            rule="in (0, 1]" if self.norm == "linf" else "a positive number",
+            hint=pixel_hint(self.step_size),
+        )
+        check_count("PGD.steps", self.steps)
         choice("PGD", "random_start", self.random_start, (False, "uniform", "gaussian"))
         choice("PGD", "mode", self.mode, ("eval", "train"))
 

@@ -51,7 +51,8 @@ def evaluate(
     model.check_fits(data)
     network = model.model.to(chosen)
     accuracy = {}
-    for attack in track(plan.attacks, "attacking", console=Console(stderr=True), transient=True):
+    console = Console(stderr=True)
+    for attack in track(plan.attacks, "attacking", console=console, transient=True, disable=not console.is_terminal):
         found = (
             None if attack == "clean" else attack_named(attack, eps=plan.eps, step_size=plan.step_size, norm=plan.norm)
         )

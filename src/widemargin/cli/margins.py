@@ -55,7 +55,8 @@ def margins(
     data = load(name, "train" if split == "train" else "test", data_dir=data_dir, limit=limit).to(chosen)
     loaded.check_fits(data)
     model = loaded.model.to(chosen)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("measuring margins", total=len(data))
         points = _points(loaded, data, attack)
         measured = measure_margins(

@@ -5,7 +5,6 @@ recipes. The official code passes the clean images twice, which counts as one mo
 (``repeat_clean``); one pass gives the same loss.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from widemargin import losses
 from widemargin.attacks import FGSM, PGD
-from widemargin.errors import InputError
+from widemargin.checks import check_number
 from widemargin.heads import logits_for_training
 from widemargin.objectives.inner import Inner, check_inner, find_adversarial
 from widemargin.types import Nets, Outcome
@@ -59,5 +58,4 @@ class Trades:
 
 def check_weight(name: str, weight: float) -> None:
     """A weight inside a loss is a number that is not negative."""
-    if not (math.isfinite(weight) and weight >= 0):
-        raise InputError(f"{name} must be a number >= 0, got {weight!r}; 6 is usual")
+    check_number(name, weight, fits=lambda value: value >= 0, rule="a number >= 0", hint="6 is usual")

@@ -4,13 +4,12 @@ One input gradient in place of K. A small temperature t penalizes the predicted 
 logit's, which moves no margin (docs/paper-vs-code.md).
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from widemargin.errors import InputError
+from widemargin.checks import check_number
 from widemargin.jacobian import logits_and_leaf, vector_jacobian_products
 from widemargin.regularizers.squares import check_carries_gradient, check_gradient_is_possible, squared_lengths
 
@@ -22,11 +21,13 @@ class ApproximateEMR:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise InputError(
-                f"ApproximateEMR.temperature must be a positive number, got {self.temperature!r}; "
-                "the paper uses 0.1 to 40"
-            )
+        check_number(
+            "ApproximateEMR.temperature",
+            self.temperature,
+            fits=lambda temperature: temperature > 0,
+            rule="a positive number",
+            hint="the paper uses 0.1 to 40",
+        )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widemargin.errors import InputError
+from widemargin.checks import check_count
 from widemargin.jacobian import class_chunks, logits_and_leaf, one_hot_cotangents, vector_jacobian_products
 from widemargin.modes import copied_buffers, with_buffers
 from widemargin.regularizers.squares import check_carries_gradient, check_gradient_is_possible, squared_lengths
@@ -25,8 +25,7 @@ class ExactEMR:
     classes_at_once: int = 16
 
     def __post_init__(self) -> None:
-        if self.classes_at_once < 1:
-            raise InputError(f"ExactEMR.classes_at_once must be at least 1, got {self.classes_at_once}")
+        check_count("ExactEMR.classes_at_once", self.classes_at_once)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(

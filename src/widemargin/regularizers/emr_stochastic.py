@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin import randomness
+from widemargin.checks import check_count
 from widemargin.errors import InputError
 from widemargin.jacobian import logits_and_leaf, vector_jacobian_products
 from widemargin.regularizers.squares import check_carries_gradient, check_gradient_is_possible, squared_lengths
@@ -26,8 +27,7 @@ class StochasticEMR:
     _own: torch.Generator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.projections < 1:
-            raise InputError(f"StochasticEMR.projections must be at least 1, got {self.projections}")
+        check_count("StochasticEMR.projections", self.projections)
         own = randomness.fresh() if self.seed is None else randomness.derived(self.seed, "stochastic-emr")
         object.__setattr__(self, "_own", own)
 

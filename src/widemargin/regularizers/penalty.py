@@ -7,13 +7,12 @@ divided by B. Exact EMR's published weights are in the mean, the approximation's
 vs-code.md).
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from widemargin.checks import choice
+from widemargin.checks import check_count, check_number, choice
 from widemargin.errors import InputError
 from widemargin.schedules import Constant, Schedule
 from widemargin.types import Point, Regularizer, Scaling
@@ -32,10 +31,9 @@ class Penalty:
     schedule: Schedule = Constant()
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.weight) and self.weight >= 0):
-            raise InputError(f"{self.name}.weight must be a number >= 0, got {self.weight!r}")
-        if self.every < 1:
-            raise InputError(f"{self.name}.every must be at least 1, got {self.every}")
+        hint = "0 switches it off"
+        check_number(f"{self.name}.weight", self.weight, fits=lambda w: w >= 0, rule="a number >= 0", hint=hint)
+        check_count(f"{self.name}.every", self.every)
         choice(self.name, "at", self.at, ("clean", "adversarial"))
         choice(self.name, "scaling", self.scaling, ("mean", "released"))
 

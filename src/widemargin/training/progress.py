@@ -22,6 +22,7 @@ class TrainingDisplay:
             TimeRemainingColumn(),
             console=console,
             transient=True,
+            disable=not console.is_terminal,  # a log file gets the lines of the epochs, not the bar
         )
         self._task = self._progress.add_task(name, total=total_steps, completed=done_steps, loss="", speed="")
 

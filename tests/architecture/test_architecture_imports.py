@@ -1,0 +1,162 @@
+"""The shape of the package: imports point downwards, and importing it has no side effects."""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import widemargin
+
+ROOT = Path(widemargin.__file__).parent
+LEVELS = (
+    ("data", "heads", "attacks", "margins", "regularizers"),
+    ("models", "objectives"),
+    ("config", "config_files"),
+    ("checkpoints", "evaluation", "training"),
+    ("recipes", "reports"),
+    ("cli",),
+)
+LEVEL = {part: number for number, parts in enumerate(LEVELS, start=1) for part in parts}
+BESIDE = {  # the only imports between parts of one level, whose order this is
+    ("config_files", "config"),
+    ("evaluation", "checkpoints"),
+    ("training", "checkpoints"),
+    ("training", "evaluation"),
+}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {module_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def imported_by(name: str) -> set[str]:
+    """The modules of ours that a module imports, wherever in the file."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(SOURCES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} has a relative import"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in SOURCES else str(node.module))
+    return {module for module in found if module.split(".")[0] == "widemargin"}
+
+
+def part_of(module: str) -> str:
+    """widemargin.training.step -> training."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def level_of(module: str) -> int:
+    """Modules of the package itself that no list names are the foundation: 0."""
+    return LEVEL.get(part_of(module), 0)
+
+
+INSIDE = [name for name in SOURCES if name not in ("widemargin", "widemargin.__main__")]
+
+
+def test_the_scan_sees_the_package():
+    assert len(INSIDE) > 60
+    assert set(LEVEL) <= {part_of(name) for name in INSIDE}
+    assert "widemargin.training.step" in imported_by("widemargin.training.run")
+    assert "widemargin.randomness" in imported_by("widemargin.training.step")
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_imports_point_downwards(name):
+    for other in imported_by(name):
+        assert other in SOURCES, f"{name} imports {other}, which is not there"
+        assert other != "widemargin", f"{name} imports the public names; import the module that has them"
+        mine, theirs = part_of(name), part_of(other)
+        if level_of(name) == 0:
+            assert level_of(other) == 0, f"{name} is part of the foundation and imports {other}"
+        elif mine != theirs:
+            below = level_of(other) < level_of(name)
+            assert below or (mine, theirs) in BESIDE, f"{name} imports {other}, which is not below it"
+
+
+@pytest.mark.parametrize(
+    ("part", "never"),
+    [
+        ("objectives", "regularizers"),
+        ("regularizers", "objectives"),
+        ("reports", "training"),
+        ("evaluation", "training"),
+        ("models", "objectives"),
+    ],
+)
+def test_parts_that_must_not_know_each_other(part, never):
+    for name in (name for name in INSIDE if part_of(name) == part):
+        assert never not in {part_of(other) for other in imported_by(name)}, name
+
+
+def test_nobody_imports_the_command_line():
+    users = {name for name in SOURCES if "cli" in {part_of(other) for other in imported_by(name)}}
+    assert {name for name in users if part_of(name) != "cli"} == {"widemargin.__main__"}
+
+
+def test_no_module_imports_itself_by_a_detour():
+    graph = {}
+    for name in INSIDE:
+        inside_own_package = {other for other in imported_by(name) if other != name}
+        graph[name] = inside_own_package
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_names_and_doors(name):
+    assert SOURCES[name].stem not in {"utils", "helpers", "misc", "base", "common"}
+    tree = ast.parse(SOURCES[name].read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree), f"{name} does not say what it is"
+
+
+IMPORTING = """
+import random, sys
+import numpy, torch
+def state():
+    return numpy.random.get_state()[1].tobytes(), torch.get_rng_state().tolist(), random.getstate()
+before = state()
+threads, default = torch.get_num_threads(), (torch.get_default_dtype(), torch.get_default_device())
+import widemargin
+assert before == state(), "importing widemargin draws random numbers"
+heavy = [name for name in ("matplotlib", "typer", "rich", "pooch", "PIL") if name in sys.modules]
+import importlib, pkgutil
+for module in pkgutil.walk_packages(widemargin.__path__, "widemargin."):
+    if module.name != "widemargin.__main__":
+        importlib.import_module(module.name)
+assert before[:2] == state()[:2], "importing a module draws random numbers"  # rich itself draws from random
+assert threads == torch.get_num_threads()
+assert default == (torch.get_default_dtype(), torch.get_default_device())
+assert "matplotlib.pyplot" not in sys.modules, "pyplot chooses a backend for the user"
+assert "pooch" not in sys.modules, "pooch is for downloads only"
+print("heavy:", *heavy)
+"""
+
+
+def test_importing_widemargin_has_no_side_effects_and_is_light(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", IMPORTING],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "heavy:"
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_public_name_is_there():
+    assert sorted(widemargin.__all__) == sorted(set(widemargin.__all__))
+    assert all(hasattr(widemargin, name) for name in widemargin.__all__)
+    promised = {"effective_margin", "ExactEMR", "ApproximateEMR", "StochasticEMR", "FGSM", "PGD", "InputError"}
+    assert promised <= set(widemargin.__all__)

@@ -1,0 +1,135 @@
+"""The settings of the paper's rows, written down here a second time, from the paper and not from the code."""
+
+import pytest
+
+from widemargin import FGSM, PGD
+from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
+from widemargin.recipes import all_recipes
+from widemargin.schedules import Constant, Steps
+
+RECIPES = all_recipes()
+
+
+def of(prefix):
+    return {name: recipe.config for name, recipe in RECIPES.items() if name.startswith(f"{prefix}/")}
+
+
+def emr_of(name):
+    emr = RECIPES[name].config.emr
+    return emr.kind, emr.weight, emr.temperature, emr.at, emr.scaling
+
+
+@pytest.mark.parametrize("name", of("mnist-mlp"))
+def test_mnist_protocol(name):
+    config = RECIPES[name].config
+    assert (config.epochs, config.batch_size) == (50, 100)
+    assert config.model == MLPConfig(hidden=(1024, 1024, 1024, 1024))
+    assert (config.data.name, config.data.augmentation, config.data.held_out) == ("mnist", "none", 0)
+    assert (config.optimizer.lr, config.optimizer.momentum) == (0.01, 0.9)
+    assert config.optimizer.schedule == Steps(milestones=(30,), factor=0.1)
+    assert config.evaluation.attacks == ("clean", "pgd20")
+    assert (config.evaluation.eps, config.evaluation.step_size) == (0.1, 0.01)
+    assert config.watch.attack == PGD(eps=0.1, step_size=0.01, steps=20)
+    if "/at-" in name:
+        assert config.objective.attack == PGD(eps=0.1, step_size=0.01, steps=20, random_start="uniform")
+
+
+@pytest.mark.parametrize("name", of("cifar-cnn"))
+def test_cifar_cnn_protocol(name):
+    config = RECIPES[name].config
+    assert (config.epochs, config.batch_size) == (100, 100)
+    assert config.model == CNNConfig()
+    assert (config.data.name, config.data.augmentation, config.data.held_out) == ("cifar10", "crop-flip", 0)
+    assert (config.optimizer.lr, config.optimizer.momentum) == (0.01, 0.9)
+    assert config.optimizer.schedule == Steps(milestones=(75, 90), factor=0.1)
+    assert config.evaluation.attacks == ("clean", "pgd10")
+    assert (config.evaluation.eps, config.evaluation.step_size) == (0.031, 0.0078)
+    if "/at-" in name:
+        assert config.objective.attack == PGD(eps=0.031, step_size=0.0078, steps=10, random_start="uniform")
+
+
+LARGE = [f"{net}/{row}" for net in ("cifar-resnet18", "cifar-wrn") for row in ("at", "at-wd0.0005", "at-emr")]
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_networks_protocol(name):
+    config = RECIPES[name].config
+    assert (config.epochs, config.batch_size) == (100, 128)
+    assert (config.data.name, config.data.augmentation, config.data.held_out) == ("cifar10", "crop-flip", 2000)
+    assert (config.optimizer.lr, config.optimizer.momentum) == (0.1, 0.9)
+    assert config.optimizer.schedule == Steps(milestones=(60, 90), factor=0.1)
+    assert config.objective.attack == PGD(eps=0.031, step_size=0.00784, steps=10, random_start="uniform")
+    assert config.objective.attack.mode == "eval"
+    assert config.watch.attack == PGD(eps=0.031, step_size=0.00784, steps=10)  # selection: no random start
+    assert not config.watch.test
+    assert config.evaluation.eps == 0.031
+    assert {"clean", "fgsm", "pgd10", "pgd100"} <= set(config.evaluation.attacks)
+    model = WideResNetConfig(depth=34, widen=10, variant="madry") if "wrn" in name else ResNet18Config(width=64)
+    assert config.model == model
+
+
+@pytest.mark.parametrize(
+    ("name", "decay", "expected"),
+    [
+        # exact EMR's published weights multiply the batch mean, the approximation's the released 1/B^2
+        ("mnist-mlp/st-emr", 1e-3, ("exact", 0.1, None, "clean", "mean")),
+        ("mnist-mlp/at-emr", 1e-3, ("exact", 3e-4, None, "adversarial", "mean")),
+        ("mnist-mlp/st-approximate-emr", 1e-3, ("approximate", 1.0, 1.0, "clean", "released")),
+        ("mnist-mlp/at-approximate-emr", 1e-3, ("approximate", 3e-4, 1.0, "adversarial", "released")),
+        ("cifar-cnn/st-emr", 5e-4, ("exact", 0.01, None, "clean", "mean")),
+        ("cifar-cnn/at-emr", 5e-4, ("exact", 1e-3, None, "adversarial", "mean")),
+        ("cifar-cnn/st-approximate-emr", 5e-4, ("approximate", 30.0, 1.0, "clean", "released")),
+        ("cifar-cnn/at-approximate-emr", 5e-4, ("approximate", 3e-4, 1.0, "adversarial", "released")),
+        ("cifar-resnet18/at-emr", 5e-4, ("approximate", 0.1, 40.0, "adversarial", "released")),
+        ("cifar-wrn/at-emr", 5e-4, ("approximate", 1.0, 40.0, "adversarial", "released")),
+    ],
+)
+def test_emr_rows(name, decay, expected):
+    assert emr_of(name) == expected
+    assert RECIPES[name].config.optimizer.weight_decay == decay
+
+
+@pytest.mark.parametrize("name", ["cifar-resnet18/at-emr", "cifar-wrn/at-emr"])
+def test_the_emr_weight_of_large_networks_falls_one_epoch_before_the_rate(name):
+    assert RECIPES[name].config.emr.schedule == Steps(milestones=(59, 89), factor=0.1)
+
+
+@pytest.mark.parametrize("name", ["mnist-mlp/st-emr", "mnist-mlp/at-emr", "cifar-cnn/st-emr", "cifar-cnn/at-emr"])
+def test_the_emr_weight_of_small_networks_stays(name):
+    assert RECIPES[name].config.emr.schedule == Constant()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "decays"),
+    [
+        ("mnist-mlp/st-wd", (0.1, 0.01, 0.001, 0.0001)),
+        ("mnist-mlp/at-wd", (0.01, 0.001, 0.0001)),
+        ("cifar-cnn/st-wd", (0.01, 0.001, 0.0005, 0.0001)),
+        ("cifar-cnn/at-wd", (0.01, 0.001, 0.0005, 0.0001)),
+        ("cifar-resnet18/at-wd", (0.0005,)),
+        ("cifar-wrn/at-wd", (0.0005,)),
+    ],
+)
+def test_weight_decays_of_the_baselines(prefix, decays):
+    for decay in decays:
+        config = RECIPES[f"{prefix}{decay:g}"].config
+        assert config.optimizer.weight_decay == decay
+        assert config.emr is None
+
+
+@pytest.mark.parametrize("name", ["cifar-resnet18/at", "cifar-wrn/at"])
+def test_the_large_baselines_use_twice_the_weight_decay_of_the_emr_rows(name):
+    assert RECIPES[name].config.optimizer.weight_decay == 1e-3
+    assert RECIPES[name].config.emr is None
+
+
+def test_the_demo_trains_the_papers_network_on_the_embedded_digits():
+    plain, emr = RECIPES["demo/plain"].config, RECIPES["demo/emr"].config
+    for config in (plain, emr):
+        assert config.model == MLPConfig(hidden=(1024, 1024, 1024, 1024))
+        assert config.data.name == "mnist-embedded"
+        assert (config.evaluation.eps, config.evaluation.step_size) == (0.1, 0.01)
+        assert {"clean", "pgd20"} <= set(config.evaluation.attacks)
+        assert not isinstance(config.watch.attack, FGSM)
+    assert plain.emr is None
+    assert emr.emr is not None
