@@ -33,14 +33,14 @@ def place(*parts: object) -> bytes:
     return hashlib.blake2b("/".join(map(str, (SEED, *parts))).encode()).digest()
 
 
-def choose(labels: Bytes, split: str) -> list[int]:
-    """Positions of the chosen images: ``PER_CLASS`` of each class, one of each in every block of ten."""
+def choose(labels: Bytes, split: str, per_class: int) -> list[int]:
+    """Positions of the chosen images: ``per_class`` of each class, one of each in every block of ten."""
     columns = [
-        sorted(np.flatnonzero(labels == digit).tolist(), key=lambda index: place(split, index))[: PER_CLASS[split]]
+        sorted(np.flatnonzero(labels == digit).tolist(), key=lambda index: place(split, index))[:per_class]
         for digit in range(10)
     ]
     chosen: list[int] = []
-    for block in range(PER_CLASS[split]):
+    for block in range(per_class):
         digits = sorted(range(10), key=lambda digit: place(split, "block", block, digit))
         chosen += [columns[digit][block] for digit in digits]
     return chosen
@@ -60,7 +60,7 @@ def main(source: Path, destination: Path) -> None:
     for split in PER_CLASS:
         _, labels = read(source / f"{split}-labels-idx1-ubyte", 8)
         sizes, pixels = read(source / f"{split}-images-idx3-ubyte", 16)
-        chosen = choose(labels, split)
+        chosen = choose(labels, split, PER_CLASS[split])
         images = pixels.reshape(sizes)[chosen]
         for name, values in (("images-idx3", images), ("labels-idx1", labels[chosen])):
             path = destination / f"{split}-{name}-ubyte.gz"

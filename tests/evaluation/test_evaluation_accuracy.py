@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from widemargin import FGSM, PGD, InputError
+from widemargin import FGSM, InputError
 from widemargin.data import ImageSet
 from widemargin.evaluation import classified, percent, verdicts
 

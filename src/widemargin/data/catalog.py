@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from widemargin.data.cifar import find_cifar10, read_cifar10
+from widemargin.data.cifar10_embedded import read_cifar10_embedded
 from widemargin.data.download import fetch, missing
 from widemargin.data.idx import read_images, read_labels
 from widemargin.data.image_folder import is_divided, read_image_folder
@@ -49,6 +50,10 @@ def _embedded(split: Split, folder: Path, download: bool) -> ImageSet:  # noqa: 
     return read_mnist_embedded(split)
 
 
+def _cifar10_embedded(split: Split, folder: Path, download: bool) -> ImageSet:  # noqa: ARG001 - needs no folder
+    return read_cifar10_embedded(split)
+
+
 def _mnist(split: Split, folder: Path, download: bool) -> ImageSet:
     return _from_idx("mnist", split, folder, download)
 
@@ -70,6 +75,7 @@ DATASETS: dict[str, Callable[[Split, Path, bool], ImageSet]] = {
     "mnist-embedded": _embedded,
     "mnist": _mnist,
     "fashion-mnist": _fashion_mnist,
+    "cifar10-embedded": _cifar10_embedded,
     "cifar10": _cifar10,
 }
 
