@@ -10,6 +10,8 @@ from widemargin.cli.demo import demo
 from widemargin.cli.evaluate import evaluate
 from widemargin.cli.margins import margins
 from widemargin.cli.recipes import recipes_app
+from widemargin.cli.reproduce import reproduce
+from widemargin.cli.sweep import sweep
 from widemargin.cli.train import train
 from widemargin.errors import InputError, WidemarginWarning
 
@@ -26,6 +28,8 @@ app.command("demo")(demo)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("margins")(margins)
+app.command("reproduce")(reproduce)
+app.command("sweep")(sweep)
 app.add_typer(recipes_app, name="recipes")
 
 

@@ -23,6 +23,11 @@ class Splits:
     validation: ImageSet | None
     test: ImageSet
 
+    def to(self, device: torch.device) -> "Splits":
+        """The same images on a device."""
+        validation = None if self.validation is None else self.validation.to(device)
+        return Splits(train=self.train.to(device), validation=validation, test=self.test.to(device))
+
 
 class Sizes(TypedDict):
     """What the data decides about a model."""

@@ -27,7 +27,7 @@ def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int) -> Metri
     if wanted.test:
         metrics |= _accuracies(model, splits.test, config, "test")
     if "train" in wanted.margins:
-        metrics |= _margins(model, _training_points(nets, splits.train, config, epoch), wanted, "train")
+        metrics |= _margins(model, training_points(nets, splits.train, config, epoch), wanted, "train")
     if "test" in wanted.margins:
         metrics |= _margins(model, in_order(splits.test, BATCH), wanted, "test")
     return metrics
@@ -42,20 +42,22 @@ def _accuracies(model: nn.Module, data: ImageSet, config: RunConfig, split: str)
 
 
 def _margins(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], wanted: WatchConfig, split: str) -> Metrics:
-    if wanted.margin_samples is not None:
-        batches = _first(batches, wanted.margin_samples)
-    summary = measure_margins(model, batches).over_correct()
+    summary = measure_margins(model, first_samples(batches, wanted.margin_samples)).over_correct()
     named = {"mean": summary.mean, "std": summary.std}
     return {f"{split}_margin_{name}": value for name, value in named.items() if value is not None}
 
 
-def _first(batches: Iterator[tuple[Tensor, Tensor]], samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+def first_samples(batches: Iterator[tuple[Tensor, Tensor]], samples: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches until so many samples have come; all of them for None."""
+    if samples is None:
+        yield from batches
+        return
     for x, y in islice(batches, -(-samples // BATCH)):
         yield x[:samples], y[:samples]
         samples -= len(y)
 
 
-def _training_points(nets: Nets, train: ImageSet, config: RunConfig, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+def training_points(nets: Nets, train: ImageSet, config: RunConfig, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Training images as training sees them: augmented, and attacked where the objective attacks (the paper's x')."""
     augment = make_augmentation(config.data)
     for number, start in enumerate(range(0, len(train), BATCH)):

@@ -1,0 +1,101 @@
+"""``widemargin sweep``: a grid of settings, shared by any number of workers."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from widemargin.cli.arguments import DataDir, Device
+from widemargin.config import RunConfig
+from widemargin.config_files import with_overrides
+from widemargin.errors import InputError
+from widemargin.files import make_folder, write_text_whole
+from widemargin.recipes import find_recipe
+from widemargin.reports.heat_map import heat_map
+from widemargin.reports.style import save_picture
+from widemargin.training import train
+from widemargin.training.log import Line
+
+SCORES = ("validation_robust", "validation_clean", "test_robust", "test_clean")
+
+
+def sweep(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or a .toml file.")],
+    out: Annotated[Path, typer.Option(help="Folder for the runs, the heat map and, by default, the shared storage.")],
+    grid: Annotated[
+        list[str],
+        typer.Option("--grid", metavar="PATH=VALUE,VALUE", help="Values of one setting; repeat for more settings."),
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of all runs.")
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Database URL that workers share: sqlite:///, postgresql:// or mysql://.", show_default="in --out"
+        ),
+    ] = None,
+    heartbeat: Annotated[
+        int, typer.Option(help="Seconds between signs of life; a worker silent for three is given up.")
+    ] = 60,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+) -> None:
+    """Run every point of a grid once; start the same command on more machines and they share the work."""
+    from widemargin.experiments.sweep import Sweep, parse_grid, results, work  # Optuna takes a second to import
+
+    if heartbeat < 1:
+        raise InputError(f"--heartbeat must be at least 1 second, got {heartbeat}")
+    config = with_overrides(find_recipe(recipe).config, settings or [])
+    plan = Sweep(
+        config=config,
+        grid=parse_grid(grid),
+        out=out,
+        storage=storage or f"sqlite:///{(out / 'sweep.db').resolve()}",
+        heartbeat=heartbeat,
+    )
+    plan.points()
+    make_folder(out)
+    console = Console(stderr=True)
+
+    def run_point(config: RunConfig, folder: Path) -> dict[str, Any]:
+        console.print(f"[bold]{folder.name}[/bold]", highlight=False)
+        result = train(config, out=folder, data_dir=data_dir, device=device, console=console)
+        return _scores(result.metrics[-1], result.metrics)
+
+    done = results(work(plan, run_point))
+    _show(plan.grid, done, config.name, out)
+
+
+def _scores(last: Line, metrics: list[Line]) -> dict[str, Any]:
+    """The last epoch's measurements; the score is the best validation value, or the last test value without a split."""
+    name = next((key for key in SCORES if key in last), None)
+    if name is None:
+        raise InputError("a sweep needs a score: set data.held_out or watch.test = true")
+    values = [line[name] for line in metrics if name in line]
+    score = max(values) if name.startswith("validation") else values[-1]
+    return {key: value for key, value in last.items() if isinstance(value, float)} | {"score": score, "scored": name}
+
+
+def _show(
+    grid: Mapping[str, Sequence[str]], done: list[tuple[dict[str, str], dict[str, Any]]], name: str, out: Path
+) -> None:
+    table = Table(*grid, "score", title=f"{name}: {len(done)} points")
+    for point, values in sorted(done, key=lambda pair: -pair[1].get("score", -math.inf)):
+        table.add_row(*(point[path] for path in grid), f"{values['score']:.2f}")
+    console = Console()
+    console.print(table)
+    record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
+    write_text_whole(out / "sweep.json", json.dumps(record, indent=2) + "\n")
+    if len(grid) <= 2:
+        scores = [(point, values["score"]) for point, values in done]
+        save_picture(
+            heat_map(grid, scores, title=name, unit=f"{done[0][1]['scored'].replace('_', ', ')}, %"),
+            out / "heat-map.png",
+        )
+        console.print(f"heat map: {out / 'heat-map.png'}", highlight=False)

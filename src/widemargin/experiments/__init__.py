@@ -1,0 +1,1 @@
+"""Many runs: a whole table of the paper, a grid of settings."""

@@ -1,0 +1,170 @@
+"""A grid of settings, worked off by any number of workers on any number of machines through one Optuna study.
+
+The first worker creates the study (names are unique, so only one can) and enqueues every point; each worker takes the
+next waiting point until none waits. A worker that dies stops its heartbeat; its point is enqueued again and its run
+folder goes on from the last checkpoint. A point that is done is never run twice.
+"""
+
+import itertools
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import RDBStorage, RetryFailedTrialCallback, fail_stale_trials
+from optuna.trial import FrozenTrial, TrialState
+
+from widemargin.config import RunConfig
+from widemargin.config_files import to_dict, with_overrides
+from widemargin.errors import InputError
+
+Point = dict[str, str]
+RunPoint = Callable[[RunConfig, Path], dict[str, Any]]
+"""Runs one point; its results hold at least a ``score``."""
+
+READY, POINT, GRID = "every point enqueued", "fixed_params", "grid"
+POLL_SECONDS = 1.0
+MAX_RETRY = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A recipe, the grid over it, and where results are shared."""
+
+    config: RunConfig
+    grid: Mapping[str, Sequence[str]]
+    out: Path
+    storage: str
+    heartbeat: int = 60
+
+    def points(self) -> list[Point]:
+        """Every combination; each is checked before anything runs."""
+        points = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        for point in points:
+            self.configure(point)
+        return points
+
+    def configure(self, point: Point) -> RunConfig:
+        """The run of one point."""
+        return with_overrides(self.config, [f"{path}={value}" for path, value in point.items()])
+
+    def folder(self, point: Point) -> Path:
+        """The run folder of one point."""
+        return self.out / "points" / ",".join(f"{path}={value}" for path, value in point.items()).replace("/", "-")
+
+
+def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
+    """``["emr.weight=0.1,0.3", ...]`` as path -> values."""
+    grid: dict[str, list[str]] = {}
+    for text in texts:
+        path, equals, values = text.partition("=")
+        found = [value.strip() for value in values.split(",") if value.strip()]
+        if not equals or not path.strip() or not found:
+            raise InputError(f"--grid {text!r}: write path=value,value,..., for example emr.weight=0.1,0.3,1")
+        if path.strip() in grid or len(set(found)) != len(found):
+            raise InputError(f"--grid {text!r}: {path.strip()!r} or one of its values is given twice")
+        grid[path.strip()] = found
+    if not grid:
+        raise InputError("--grid is missing; give at least one, for example --grid emr.weight=0.1,0.3,1")
+    return grid
+
+
+def work(sweep: Sweep, run_point: RunPoint) -> optuna.Study:
+    """Join the sweep and work until every point is done by somebody."""
+    points = sweep.points()
+    study = _join(sweep, points)
+
+    def objective(trial: optuna.Trial) -> float:
+        return _run_trial(trial, sweep, run_point)
+
+    while True:
+        states = [trial.state for trial in study.get_trials(deepcopy=False)]
+        if TrialState.WAITING in states:
+            study.optimize(objective, n_trials=1)
+        elif TrialState.RUNNING in states:  # another worker's: wait for it, or for it to be given up
+            with warnings.catch_warnings(category=ExperimentalWarning, action="ignore"):
+                fail_stale_trials(study)
+            time.sleep(POLL_SECONDS)
+        else:
+            return study
+
+
+def _join(sweep: Sweep, points: list[Point]) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = _open(sweep)
+    description = json.dumps({"config": to_dict(sweep.config), GRID: sweep.grid}, sort_keys=True)
+    try:
+        study = optuna.create_study(study_name=sweep.config.name, storage=storage, direction="maximize")
+    except optuna.exceptions.DuplicatedStudyError:
+        study = optuna.load_study(study_name=sweep.config.name, storage=storage)
+        _wait_until_ready(study, points, description)
+    else:
+        study.set_user_attr("description", description)
+        _enqueue(study, points)
+    if study.user_attrs["description"] != description:
+        raise InputError(
+            f"the study {sweep.config.name!r} in this storage is of another grid or configuration; "
+            "use another --storage (or --out), or the same --grid and --set"
+        )
+    return study
+
+
+def _open(sweep: Sweep) -> RDBStorage:
+    try:
+        return RDBStorage(
+            sweep.storage,
+            engine_kwargs={"connect_args": {"timeout": 60}} if sweep.storage.startswith("sqlite") else {},
+            heartbeat_interval=sweep.heartbeat,
+            grace_period=3 * sweep.heartbeat,
+            heartbeat_stale_trial_callback=RetryFailedTrialCallback(max_retry=MAX_RETRY),
+        )
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"--storage {sweep.storage!r} cannot be opened: {reason}") from None
+
+
+def _enqueue(study: optuna.Study, points: list[Point]) -> None:
+    for point in points:
+        study.enqueue_trial(point, skip_if_exists=True)
+    study.set_user_attr(READY, True)
+
+
+def _wait_until_ready(study: optuna.Study, points: list[Point], description: str, patience: float = 30.0) -> None:
+    """The creator enqueues at once; one that died in the middle of it is replaced."""
+    deadline = time.monotonic() + patience
+    while not study.user_attrs.get(READY):
+        if time.monotonic() > deadline:
+            study.set_user_attr("description", description)
+            _enqueue(study, points)
+        time.sleep(POLL_SECONDS / 10)
+
+
+def _run_trial(trial: optuna.Trial, sweep: Sweep, run_point: RunPoint) -> float:
+    trials = trial.study.get_trials(deepcopy=False)
+    if POINT not in trials[trial.number].system_attrs:  # another worker took the last waiting point first
+        raise optuna.TrialPruned("no point was waiting")
+    point = {path: str(trial.suggest_categorical(path, list(values))) for path, values in sweep.grid.items()}
+    if any(_same(other, point) and other.number < trial.number for other in _taken(trial.study)):
+        raise optuna.TrialPruned("this point is done or under way elsewhere")
+    results = run_point(sweep.configure(point), sweep.folder(point))
+    trial.set_user_attr("results", results)
+    return float(results["score"])
+
+
+def _taken(study: optuna.Study) -> list[FrozenTrial]:
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
+
+
+def _same(trial: FrozenTrial, point: Point) -> bool:
+    return bool(trial.system_attrs.get(POINT) == point)
+
+
+def results(study: optuna.Study) -> list[tuple[Point, dict[str, Any]]]:
+    """(point, results) of every point that is done."""
+    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return [(dict(trial.params), dict(trial.user_attrs["results"])) for trial in done]

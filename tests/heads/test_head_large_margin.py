@@ -1,0 +1,151 @@
+"""The large-margin head: plain logits for everybody, the label's angle multiplied in training, annealed by steps."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from widemargin import PGD, InputError
+from widemargin.data import Batch
+from widemargin.heads import GeometricAnnealing, LargeMargin, LargeMarginHead, PowerAnnealing
+from widemargin.models import MLPConfig, build_model
+from widemargin.objectives import Trades
+from widemargin.training import Moment, train_step
+from widemargin.training.state import TrainState
+from widemargin.types import Nets
+
+
+def head_of(margin: int = 4, annealing: PowerAnnealing | GeometricAnnealing | None = None) -> LargeMarginHead:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LargeMargin(margin=margin, annealing=annealing or PowerAnnealing())(5, 3).double()
+
+
+def features_of(batch: int = 4) -> Tensor:
+    return 3 * torch.randn(batch, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+Y = torch.tensor([2, 0, 1, 1])
+
+
+def training_logits_slowly(features: Tensor, weight: Tensor, y: Tensor, margin: int, annealing: float) -> Tensor:
+    logits = (features @ weight.detach().T).clone()
+    for i, label in enumerate(y.tolist()):
+        length = float(features[i].norm() * weight[label].detach().norm())
+        theta = math.acos(float(logits[i, label]) / length)
+        k = math.floor(margin * theta / math.pi)
+        psi = (-1) ** k * math.cos(margin * theta) - 2 * k
+        logits[i, label] = length * (annealing * math.cos(theta) + psi) / (1 + annealing)
+    return logits
+
+
+# The schedules, by their published values
+
+
+@pytest.mark.parametrize(
+    ("step", "stated", "digits"), [(0, 1000, 0), (3000, 80, 0), (10000, 0.41, 2), (30000, 3e-6, 6)]
+)
+def test_the_original_schedule(step: int, stated: float, digits: int) -> None:
+    annealing = float(PowerAnnealing()(torch.tensor(float(step), dtype=torch.float64)))
+    assert round(annealing, digits) == stated
+    assert annealing == pytest.approx(1000 * (1 + 2.5e-5 * step) ** -35, rel=1e-9)
+
+
+@pytest.mark.parametrize(("step", "stated"), [(0, 100.0), (1, 99.0), (600, 0.24)])
+def test_the_schedule_of_the_port(step: int, stated: float) -> None:
+    annealing = float(GeometricAnnealing()(torch.tensor(float(step), dtype=torch.float64)))
+    assert round(annealing, 2) == stated
+    assert annealing == pytest.approx(100 * 0.99**step, rel=1e-9)
+
+
+@pytest.mark.parametrize("annealing", [PowerAnnealing(minimum=0.5), GeometricAnnealing(minimum=0.5)])
+def test_schedules_stop_at_their_minimum(annealing: PowerAnnealing | GeometricAnnealing) -> None:
+    assert float(annealing(torch.tensor(1e6, dtype=torch.float64))) == 0.5
+    assert float(annealing(torch.tensor(0.0, dtype=torch.float64))) > 0.5
+
+
+# The head
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_prediction_is_plain_and_without_a_bias(training: bool) -> None:
+    head, features = head_of().train(training), features_of()
+    assert head.bias is None
+    torch.testing.assert_close(head(features), features @ head.weight.T)
+
+
+@pytest.mark.parametrize("margin", [1, 2, 3, 4])
+@pytest.mark.parametrize(("step", "annealing"), [(0, 1000.0), (3000, 1000 * 1.075**-35)])
+def test_training_uses_the_annealing_of_its_step(margin: int, step: int, annealing: float) -> None:
+    head, features = head_of(margin), features_of()
+    head.steps.fill_(step)
+    expected = training_logits_slowly(features, head.weight, Y, margin, annealing)
+    actual = head.training_logits(features, head(features), Y)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-7)
+    if margin > 1 and step == 3000:
+        assert not torch.allclose(actual, head(features), atol=1e-2)
+
+
+def test_a_margin_of_one_is_plain_softmax() -> None:
+    head, features = head_of(1), features_of().requires_grad_(True)
+    head.steps.fill_(30000)
+    plain = features @ head.weight.T
+    trained = head.training_logits(features, head(features), Y)
+    torch.testing.assert_close(trained, plain, rtol=0, atol=1e-8)
+    leaves = (features, head.weight)
+    expected = torch.autograd.grad(F.cross_entropy(plain, Y), leaves)
+    for one, other in zip(torch.autograd.grad(F.cross_entropy(trained, Y), leaves), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
+
+
+def test_only_steps_move_the_annealing() -> None:
+    head, features = head_of(annealing=GeometricAnnealing()), features_of()
+    for _ in range(3):
+        head.training_logits(features, head(features), Y)
+    assert head.steps.item() == 0
+    head.after_step()
+    head.after_step()
+    assert head.steps.item() == 2
+    expected = training_logits_slowly(features, head.weight, Y, 4, 100 * 0.99**2)
+    torch.testing.assert_close(head.training_logits(features, head(features), Y), expected, rtol=0, atol=1e-7)
+
+
+def test_the_count_is_saved_and_restored() -> None:
+    head, features = head_of(annealing=GeometricAnnealing()), features_of()
+    for _ in range(600):
+        head.after_step()
+    assert sorted(head.state_dict()) == ["steps", "weight"]
+    again = head_of(annealing=GeometricAnnealing())
+    assert not torch.allclose(
+        again.training_logits(features, again(features), Y), head.training_logits(features, head(features), Y)
+    )
+    again.load_state_dict(head.state_dict())
+    assert torch.equal(
+        again.training_logits(features, again(features), Y), head.training_logits(features, head(features), Y)
+    )
+
+
+def test_one_optimizer_step_counts_once_whatever_the_number_of_forwards() -> None:
+    make = LargeMargin(margin=2, annealing=GeometricAnnealing())
+    model = build_model(MLPConfig(hidden=(6,)), image_shape=(1, 3, 4), num_classes=3, seed=0, make_head=make)
+    attack = PGD(eps=0.1, step_size=0.05, steps=3, random_start="gaussian")
+    x, y = torch.rand(5, 1, 3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1])
+    state = TrainState(nets=Nets(model=model), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    head = model.head
+    assert isinstance(head, LargeMarginHead)
+    for step in range(3):
+        batch = Batch(step=step, indices=torch.arange(5), images=x, labels=y)
+        moment = Moment(seed=0, epoch=0, step=step, steps_per_epoch=3)
+        train_step(state, Trades(attack=attack, repeat_clean=True), (), batch, moment)
+        assert head.steps.item() == step + 1
+    key = next(name for name in model.state_dict() if name.endswith(".steps"))
+    assert model.state_dict()[key].item() == 3
+    torch.testing.assert_close(model.eval()(x), model.features(x) @ head.weight.T)
+
+
+@pytest.mark.parametrize("margin", [0, 5, 1.5])
+def test_bad_margins(margin: float) -> None:
+    with pytest.raises(InputError, match=rf"LargeMargin.margin must be one of 1, 2, 3, 4, got {margin}"):
+        LargeMargin(margin=margin)  # type: ignore[arg-type]

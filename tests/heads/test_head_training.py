@@ -1,0 +1,94 @@
+"""How training uses a head: those of the package, one of the user's own, and models that have none."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from widemargin.data import Batch
+from widemargin.heads import Hypersphere, LargeMargin, Linear, MakeHead, after_update, logits_for_training
+from widemargin.models import MLPConfig, build_model
+from widemargin.objectives import Standard
+from widemargin.training import Moment, train_step
+from widemargin.training.state import TrainState
+from widemargin.types import Nets
+
+Y = torch.tensor([0, 1, 2, 0])
+
+
+def images() -> Tensor:
+    return torch.rand(4, 1, 3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Body(nn.Module):
+    """A network of the user's own that knows nothing of this package."""
+
+    def __init__(self, head: nn.Module, name: str = "head") -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU())
+        self.name = name
+        self.passes = 0
+        setattr(self, name, head)
+
+    def features(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return self.body(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return getattr(self, self.name)(self.features(x))
+
+
+class Halved(nn.Linear):
+    """A head of the user's own: it trains with halved logits."""
+
+    def training_logits(self, features: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+        assert features.shape == (len(y), self.in_features)
+        return logits / 2
+
+
+@pytest.mark.parametrize("name", ["head", "last"])
+def test_a_head_without_the_contract_trains_with_what_it_predicts(name: str) -> None:
+    model = Body(nn.Linear(5, 3), name)
+    logits, label_logits = logits_for_training(model, images(), Y)
+    assert label_logits is logits
+    assert torch.equal(logits, model(images()))
+
+
+def test_a_head_of_the_users_own_is_asked_and_the_features_are_computed_once() -> None:
+    model = Body(Halved(5, 3))
+    logits, label_logits = logits_for_training(model, images(), Y)
+    assert model.passes == 1
+    assert torch.equal(logits, model(images()))
+    assert torch.equal(label_logits, logits / 2)
+
+
+@pytest.mark.parametrize("head", [Linear(), Hypersphere(margin=0.0), LargeMargin(margin=1)])
+def test_the_packages_heads_predict_in_training_what_the_model_predicts(head: MakeHead) -> None:
+    model = build_model(MLPConfig(hidden=(6,)), image_shape=(1, 3, 4), num_classes=3, seed=0, make_head=head)
+    logits, label_logits = logits_for_training(model, images(), Y)
+    assert torch.equal(logits, model(images()))
+    torch.testing.assert_close(label_logits, logits)
+
+
+@pytest.mark.parametrize(("head", "factor"), [(nn.Linear(5, 3), 1.0), (Halved(5, 3), 0.5)], ids=["plain", "halved"])
+def test_a_step_of_a_network_of_the_users_own(head: nn.Module, factor: float) -> None:
+    model = Body(head)
+    before = [p.detach().clone() for p in model.parameters()]
+    expected = F.cross_entropy(factor * model(images()), Y, reduction="none").detach()
+    state = TrainState(nets=Nets(model=model), optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+    batch = Batch(step=0, indices=torch.arange(4), images=images(), labels=Y)
+    values = train_step(state, Standard(), (), batch, Moment(seed=0, epoch=0, step=0, steps_per_epoch=1))
+    torch.testing.assert_close(values["loss"].detach(), expected)
+    assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_after_an_update_every_head_inside_is_told_once() -> None:
+    class Told(nn.Linear):
+        told = 0
+
+        def after_step(self) -> None:
+            self.told += 1
+
+    model = nn.ModuleDict({"one": nn.Sequential(nn.ReLU(), Told(2, 2)), "other": Told(2, 2)})
+    after_update(model)
+    assert [module.told for module in model.modules() if isinstance(module, Told)] == [1, 1]
