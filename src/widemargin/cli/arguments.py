@@ -1,6 +1,8 @@
 """Arguments that several verbs share, and how people write numbers and durations."""
 
+import importlib
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +24,16 @@ Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def import_own(name: str) -> None:
+    """Import a user's module, from the current folder too, so that what it adds to the registries is known."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(f"--import {name!r}: {error}; give a module's name as Python imports it") from None
 
 
 def number(option: str, text: str | None) -> Written | None:

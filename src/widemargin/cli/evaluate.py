@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from widemargin.attacks import attack_named
 from widemargin.checkpoints import software_versions
 from widemargin.checks import choice
 from widemargin.cli.arguments import DataDir, Device, Json, Limit, TargetArgument, number
@@ -53,9 +52,7 @@ def evaluate(
     accuracy = {}
     console = Console(stderr=True)
     for attack in track(plan.attacks, "attacking", console=console, transient=True, disable=not console.is_terminal):
-        found = (
-            None if attack == "clean" else attack_named(attack, eps=plan.eps, step_size=plan.step_size, norm=plan.norm)
-        )
+        found = plan.attack(attack)
         accuracy[attack] = percent(verdicts(network, data, found, batch_size=batch_size, seed=seed))
     _print(model, plan, accuracy, len(data), name, seed, as_json)
 
@@ -109,7 +106,9 @@ def _print(
         typer.echo(json.dumps(record, indent=2))
         return
     console = Console()
-    title = f"{target.path}: {count:,} test images of {data}, {plan.norm} eps {plan.eps}, step {step:g}"
+    title = f"{target.path}: {count:,} test images of {data}"
+    if plan.strongest() is not None:
+        title += f", {plan.norm} eps {plan.eps}, step {step:g}"
     console.print(title, highlight=False, soft_wrap=True)
     table = Table()
     table.add_column("attack")

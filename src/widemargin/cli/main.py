@@ -3,9 +3,11 @@
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import typer
 
+from widemargin.cli.arguments import import_own
 from widemargin.cli.demo import demo
 from widemargin.cli.evaluate import evaluate
 from widemargin.cli.margins import margins
@@ -24,6 +26,20 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def common(
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="MODULE", help="A module of yours that adds models, losses, heads or data."),
+    ] = None,
+) -> None:
+    """Train image classifiers whose decision boundary is far from the data, measure how far, and prove it."""
+    for name in modules or []:
+        import_own(name)
+
+
 app.command("demo")(demo)
 app.command("train")(train)
 app.command("evaluate")(evaluate)

@@ -1,11 +1,12 @@
 """``widemargin margins``: how far the decision boundary of a trained model is from its data."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -14,20 +15,21 @@ from rich.table import Table
 from torch import Tensor
 
 from widemargin import randomness
-from widemargin.attacks import FGSM, PGD
 from widemargin.checks import choice
 from widemargin.cli.arguments import DataDir, Device, Json, Limit, TargetArgument
 from widemargin.data import ImageSet, in_order, load
 from widemargin.errors import InputError
 from widemargin.evaluation import MeasuredMargins, Target, load_target, measure_margins
+from widemargin.files import make_folder
 from widemargin.margins import MarginSummary
-from widemargin.objectives import Adversarial
 from widemargin.reports.margin_histogram import margin_figure
 from widemargin.reports.style import save_picture
 from widemargin.threat import THREATS
 from widemargin.training.setup import choose_device
+from widemargin.types import Nets
 
 BATCH = 250
+Perturb = Callable[[Tensor, Tensor, torch.Generator], Tensor | None]
 
 
 def margins(
@@ -50,39 +52,43 @@ def margins(
     choice("", "--norm", norm, tuple(THREATS))
     chosen = choose_device(device)
     loaded = load_target(target)
-    attack = _own_attack(loaded) if at == "adversarial" else None
+    perturb = _perturb(loaded) if at == "adversarial" else None
     name = dataset or str(loaded.description.config["data"]["name"])
     data = load(name, "train" if split == "train" else "test", data_dir=data_dir, limit=limit).to(chosen)
     loaded.check_fits(data)
+    path = picture or loaded.path.with_name(f"margins-{split}-{at}-{norm}.png")
+    make_folder(path.parent)
     model = loaded.model.to(chosen)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("measuring margins", total=len(data))
-        points = _points(loaded, data, attack)
+        points = _points(data, perturb)
         measured = measure_margins(
             model, points, norm="l2" if norm == "l2" else "linf", advance=lambda n: progress.advance(task, n)
         )
-    path = picture or loaded.path.with_name(f"margins-{split}-{at}-{norm}.png")
     title = f"{loaded.description.config['name']}: {split} images, {at}"
     save_picture(margin_figure({"all images": measured.margins}, title=title, unit=norm), path)
     _print(measured, title, norm, path, as_json)
 
 
-def _own_attack(target: Target) -> PGD | FGSM:
+def _perturb(target: Target) -> Perturb:
+    """The run's own attack: its objective's, else the one it was watched with, else the one it is judged by."""
     config = target.description.run_config()
-    if isinstance(config.objective, Adversarial):
-        return config.objective.attack
-    if config.watch.attack is not None:
-        return config.watch.attack
-    raise InputError(
-        "--at adversarial: this run has no attack of its own (objective.attack or watch.attack); use clean"
-    )
+    if config.objective.attacks:
+        nets, epoch = Nets(model=target.model), target.description.epoch - 1
+        return lambda x, y, generator: config.objective.perturb(nets, x, y, epoch=epoch, generator=generator)
+    attack = config.watch.attack or (None if config.evaluation is None else config.evaluation.strongest())
+    if attack is None:
+        raise InputError(
+            "--at adversarial: this run has no attack of its own (objective, watch or evaluation); use clean"
+        )
+    return lambda x, y, generator: attack(target.model, x, y, generator=generator)
 
 
-def _points(target: Target, data: ImageSet, attack: PGD | FGSM | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _points(data: ImageSet, perturb: Perturb | None) -> Iterator[tuple[Tensor, Tensor]]:
     for number, (x, y) in enumerate(in_order(data, BATCH)):
-        generator = randomness.derived(0, "margins", number)
-        yield (x if attack is None else attack(target.model, x, y, generator=generator)), y
+        x_adv = None if perturb is None else perturb(x, y, randomness.derived(0, "margins", number))
+        yield (x if x_adv is None else x_adv), y
 
 
 def _print(measured: MeasuredMargins, title: str, norm: str, path: Path, as_json: bool) -> None:

@@ -25,6 +25,8 @@ class DataConfig:
     test_limit: int | None = None
 
     def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise InputError("data.name is empty; give a data set's name or the path of an .npz file or image folder")
         choice("data", "augmentation", self.augmentation, tuple(AUGMENTATIONS))
         if self.held_out < 0:
             raise InputError(f"data.held_out must be at least 0, got {self.held_out}")
@@ -89,8 +91,18 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         for name in self.attacks:
-            if name != "clean":
-                attack_named(name, eps=self.eps, step_size=self.step_size, norm=self.norm)
+            self.attack(name)
+
+    def attack(self, name: str) -> PGD | FGSM | None:
+        """The attack of that name with this plan's settings; None for "clean"."""
+        if name == "clean":
+            return None
+        return attack_named(name, eps=self.eps, step_size=self.step_size, norm=self.norm)
+
+    def strongest(self) -> PGD | FGSM | None:
+        """The last attack of the plan, by custom the strongest."""
+        attacks = [attack for name in self.attacks if (attack := self.attack(name)) is not None]
+        return attacks[-1] if attacks else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,8 @@ class _Bar:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task(title, total=None)
         self.total = 0
 

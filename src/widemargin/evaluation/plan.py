@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from widemargin.attacks import PGD, attack_named
+from widemargin.attacks import PGD
 from widemargin.config import EvaluationConfig
 from widemargin.data import ImageSet
 from widemargin.evaluation.accuracy import percent, verdicts
@@ -22,9 +22,7 @@ def accuracies(
     """Percent correct for each attack of the plan; ``max_steps`` cuts PGD short where only the code is on trial."""
     results = {}
     for name in plan.attacks:
-        attack = None
-        if name != "clean":
-            attack = attack_named(name, eps=plan.eps, step_size=plan.step_size, norm=plan.norm)
+        attack = plan.attack(name)
         if isinstance(attack, PGD) and max_steps is not None:
             attack = replace(attack, steps=min(attack.steps, max_steps))
         results[name] = percent(verdicts(model, data, attack, batch_size=batch_size, seed=seed))

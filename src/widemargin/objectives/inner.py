@@ -19,13 +19,13 @@ from widemargin.types import Goal
 Inner = Literal["kl", "ce"]
 
 
-def check_inner(owner: str, inner: str, attack: PGD | FGSM) -> None:
+def check_inner(owner: str, inner: str, attack: PGD | FGSM, *, field: str = "attack") -> None:
     """The KL has no gradient at the clean image, so a KL attack that starts there never moves."""
     choice(owner, "inner", inner, ("kl", "ce"))
     if inner == "kl" and (isinstance(attack, FGSM) or attack.random_start is False):
         raise InputError(
-            f'{owner}.attack must be PGD with a random start when inner = "kl", got {attack!r}; the KL has no gradient '
-            'at the image itself: set random_start = "gaussian"'
+            f'{owner}.{field} must be PGD with a random start when inner = "kl", got {attack!r}; the KL has no '
+            'gradient at the image itself: set random_start = "gaussian"'
         )
 
 

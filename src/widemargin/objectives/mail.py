@@ -62,8 +62,11 @@ class Mail:
         choice("Mail", "burn_in_with", self.burn_in_with, ("at", "same"))
         if self.burn_in < 0:
             raise InputError(f"Mail.burn_in must be a number of epochs >= 0, got {self.burn_in}")
-        if self.burn_in == 0 and self.burn_in_attack is not None:
-            raise InputError("Mail.burn_in_attack has no effect without a burn-in; set burn_in, or remove it")
+        for field, default in (("burn_in_attack", None), ("burn_in_with", "at")):
+            if self.burn_in == 0 and getattr(self, field) != default:
+                raise InputError(f"Mail.{field} has no effect without a burn-in; set burn_in, or remove it")
+        if self.burn_in_with == "same" and self.burn_in_attack is not None:
+            check_inner("Mail", self._inner, self.burn_in_attack, field="burn_in_attack")
 
     @property
     def attacks(self) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from widemargin.config import RunConfig
 from widemargin.config_files import differences, read_toml, to_toml
 from widemargin.errors import InputError
+from widemargin.evaluation.target import LAST
 from widemargin.files import make_folder, write_text_whole
 
 CONFIG = "config.toml"
@@ -32,7 +33,9 @@ def _claim(out: Path, config: RunConfig) -> None:
     path = out / CONFIG
     if path.exists():
         changed = differences(config, read_toml(path))
-        if changed:
+        if changed and not (out / LAST).exists():  # nothing was trained yet: a corrected command may have the folder
+            write_text_whole(path, to_toml(config))
+        elif changed:
             raise InputError(f"{out} holds another run ({'; '.join(changed[:3])}); choose another --out")
     elif any(out.iterdir()):
         raise InputError(f"{out} is not empty and holds no {CONFIG}; choose an empty folder for --out")

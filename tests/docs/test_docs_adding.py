@@ -1,0 +1,73 @@
+"""The code in docs/adding.md is run as it stands, and what it adds trains."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from widemargin.cli.main import run
+from widemargin.data import DATASETS
+from widemargin.heads import HEADS
+from widemargin.models import MODELS
+from widemargin.objectives import OBJECTIVES
+
+PAGE = Path(__file__).parents[2] / "docs" / "adding.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+TINY = [
+    "--set",
+    "epochs=1",
+    "--set",
+    "data.test_limit=20",
+    "--set",
+    "data.train_limit=100",
+    "--set",
+    "watch.margins=[]",
+]
+TINY += ["--set", "optimizer.schedule={kind = 'constant'}"]
+OWN_MODEL = ["--set", "model={kind = 'tiny'}"]
+CASES = {
+    "model": OWN_MODEL,
+    "loss": [
+        "--set",
+        "objective={kind = 'half-and-half', attack = {kind = 'pgd', eps = 0.1, step_size = 0.05, steps = 2}}",
+    ],
+    "head": ["--set", "head={kind = 'shifted', shift = 2}"],
+    "data": ["--set", "data={name = 'stripes'}", *OWN_MODEL],
+}
+
+
+@pytest.fixture
+def my_module(tmp_path, monkeypatch):
+    """The page's blocks as a user's module in the current folder; the registries are put back afterwards."""
+    (tmp_path / "my_module.py").write_text("\n\n".join(BLOCKS), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    before = [(registry, dict(registry)) for registry in (MODELS, OBJECTIVES, HEADS, DATASETS)]
+    yield "my_module"
+    sys.modules.pop("my_module", None)
+    for registry, content in before:
+        registry.clear()
+        registry.update(content)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_page_adds_trains_and_is_judged(my_module, case, capsys):
+    command = ["--import", my_module]
+    assert run([*command, "train", "demo/plain", "--out", "run", *TINY, *CASES[case]]) == 0, capsys.readouterr().err
+    assert run([*command, "evaluate", "run", "--limit", "20", "--json"]) == 0
+    assert '"pgd20"' in capsys.readouterr().out
+
+
+def test_there_are_four_short_blocks():
+    assert len(BLOCKS) == 4
+    assert all(len(block.splitlines()) < 30 for block in BLOCKS)
+
+
+def test_without_the_module_the_kind_is_unknown(tmp_path, capsys):
+    assert run(["train", "demo/plain", "--out", str(tmp_path / "run"), *TINY, *OWN_MODEL]) == 2
+    assert "model.kind must be one of" in capsys.readouterr().err
+
+
+def test_a_module_that_is_not_there(capsys):
+    assert run(["--import", "no_such_module", "recipes"]) == 2
+    assert "no_such_module" in capsys.readouterr().err

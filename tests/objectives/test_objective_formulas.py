@@ -1,0 +1,388 @@
+"""Each objective by hand: which images, which forwards in which order, which loss, which gradients."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oracles import GoldenBN, assert_all_close, golden_net, parameter_gradients, seeded
+from widemargin import FGSM, PGD, InputError
+from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
+from widemargin.types import Nets, Objective, Outcome
+
+GAUSSIAN = PGD(eps=0.1, step_size=0.03, steps=3, random_start="gaussian")
+UNIFORM = PGD(eps=0.05, step_size=0.02, steps=2, random_start="uniform")
+SLOPE, BIAS, WEIGHT = 4.0, 0.1, 3.0
+
+
+def nets_and_batch(*, teacher: bool = False) -> tuple[Nets, Tensor, Tensor]:
+    model, x, y = golden_net("bn")
+    return Nets(model=model, teacher=seeded(3, GoldenBN).train() if teacher else None), x, y
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def call(objective: Objective, nets: Nets, x: Tensor, y: Tensor, epoch: int = 0) -> Outcome:
+    return objective(nets, x, y, epoch=epoch, generator=generator())
+
+
+def perturbed(objective: Objective, nets: Nets, x: Tensor, y: Tensor, epoch: int = 0) -> Tensor:
+    x_adv = objective.perturb(copy.deepcopy(nets), x, y, epoch=epoch, generator=generator())
+    assert x_adv is not None
+    return x_adv
+
+
+@contextmanager
+def forwards_recorded(nets: Nets) -> Iterator[list[tuple[str, Tensor]]]:
+    """(network, images) of every train-mode forward, in order."""
+    seen: list[tuple[str, Tensor]] = []
+
+    def recorder(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
+        def note(net: nn.Module, inputs: tuple[Tensor]) -> None:
+            if net.training:
+                seen.append((name, inputs[0].detach().clone()))
+
+        return note
+
+    hooks = [net.register_forward_pre_hook(recorder(name)) for name, net in nets.all().items()]
+    yield seen
+    for hook in hooks:
+        hook.remove()
+
+
+def order(seen: list[tuple[str, Tensor]], x: Tensor, x_adv: Tensor | None) -> list[str]:
+    known = {"x": x, "x'": x if x_adv is None else x_adv}
+    return [f"{name}({next((k for k, v in known.items() if torch.equal(v, at)), '?')})" for name, at in seen]
+
+
+# The formulas, with stock functions
+
+
+def ce(z: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(z, y, reduction="none")
+
+
+def kl(z: Tensor, z_adv: Tensor) -> Tensor:
+    return F.kl_div(F.log_softmax(z_adv, 1), F.softmax(z, 1), reduction="none").sum(1)
+
+
+def others_best(p: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([torch.cat([row[:label], row[label + 1 :]]).max() for row, label in zip(p, y, strict=True)])
+
+
+def of_label(p: Tensor, y: Tensor) -> Tensor:
+    return p[torch.arange(len(y)), y]
+
+
+def boosted(z_adv: Tensor, y: Tensor) -> Tensor:
+    return ce(z_adv, y) - torch.log(1.0001 - others_best(F.softmax(z_adv, 1), y) + 1e-12)
+
+
+def mart_kl(z: Tensor, z_adv: Tensor, y: Tensor) -> Tensor:
+    p, p_adv = F.softmax(z, 1), F.softmax(z_adv, 1)
+    return (p * (p.log() - torch.log(p_adv + 1e-12))).sum(1) * (1.0000001 - of_label(p, y))
+
+
+def mail_weights(z_adv: Tensor, y: Tensor) -> Tensor:
+    p = F.softmax(z_adv.detach(), 1)
+    return 3 * torch.sigmoid(SLOPE * (others_best(p, y) - of_label(p, y) + BIAS))
+
+
+class Formula:
+    """(clean logits, adversarial logits, labels) -> loss, and the order of the train-mode forwards."""
+
+    def __init__(self, passes: list[str], loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        self.passes, self.loss = passes, loss
+
+
+WITHOUT, CLEAN_FIRST = ["model(x')"], ["model(x)", "model(x')"]
+FORMULAS: dict[str, tuple[Any, Any, Formula]] = {
+    # objective, who finds the same images, formula
+    "adversarial": (Adversarial(attack=UNIFORM), None, Formula(WITHOUT, lambda z, a, y: ce(a, y))),
+    "trades kl": (
+        Trades(attack=GAUSSIAN, beta=WEIGHT),
+        None,
+        Formula(CLEAN_FIRST, lambda z, a, y: ce(z, y) + WEIGHT * kl(z, a)),
+    ),
+    "trades ce": (
+        Trades(attack=UNIFORM, beta=WEIGHT, inner="ce"),
+        Adversarial(attack=UNIFORM),
+        Formula(CLEAN_FIRST, lambda z, a, y: ce(z, y) + WEIGHT * kl(z, a)),
+    ),
+    "mart": (
+        Mart(attack=GAUSSIAN, weight=WEIGHT),
+        Adversarial(attack=GAUSSIAN),
+        Formula(CLEAN_FIRST, lambda z, a, y: boosted(a, y) + WEIGHT * mart_kl(z, a, y)),
+    ),
+    "mail at": (
+        Mail(over="at", attack=GAUSSIAN, slope=SLOPE, bias=BIAS),
+        Adversarial(attack=GAUSSIAN),
+        Formula(WITHOUT, lambda z, a, y: mail_weights(a, y) * ce(a, y)),
+    ),
+    "mail trades": (
+        Mail(over="trades", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, weight=WEIGHT),
+        Trades(attack=GAUSSIAN),
+        Formula(CLEAN_FIRST, lambda z, a, y: ce(z, y) + WEIGHT * mail_weights(a, y) * kl(z, a)),
+    ),
+    "mail trades ce": (
+        Mail(over="trades", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, inner="ce"),
+        Adversarial(attack=GAUSSIAN),
+        Formula(CLEAN_FIRST, lambda z, a, y: ce(z, y) + 5.0 * mail_weights(a, y) * kl(z, a)),  # 5 is the default
+    ),
+    "mail mart": (
+        Mail(over="mart", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, weight=WEIGHT),
+        Adversarial(attack=GAUSSIAN),
+        Formula(CLEAN_FIRST, lambda z, a, y: mail_weights(a, y) * boosted(a, y) + WEIGHT * mart_kl(z, a, y)),
+    ),
+    "mail at, mean one": (
+        Mail(over="at", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, weights="mean1"),
+        Adversarial(attack=GAUSSIAN),
+        Formula(WITHOUT, lambda z, a, y: mail_weights(a, y) / mail_weights(a, y).mean() * ce(a, y)),
+    ),
+}
+
+
+def test_standard_training() -> None:
+    nets, x, y = nets_and_batch()
+    expected = ce(copy.deepcopy(nets.model)(x), y)
+    with forwards_recorded(nets) as seen:
+        outcome = call(Standard(), nets, x, y)
+    assert order(seen, x, None) == ["model(x)"]
+    torch.testing.assert_close(outcome.loss, expected)
+    assert outcome.x_adv is None
+    assert not Standard().attacks
+    assert Standard().perturb(nets, x, y, epoch=0) is None
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_loss_and_gradients_are_the_formula(name: str) -> None:
+    objective, finder, formula = FORMULAS[name]
+    nets, x, y = nets_and_batch()
+    model = copy.deepcopy(nets.model)  # for the formula, by hand
+    x_adv = perturbed(finder or objective, nets, x, y)
+    assert not torch.allclose(x_adv, x, atol=1e-3)
+    with forwards_recorded(nets) as seen:
+        outcome = call(objective, nets, x, y)
+    assert objective.attacks
+    assert torch.equal(outcome.x_adv, x_adv)
+    assert order(seen, x, x_adv) == formula.passes
+    clean = model(x) if "model(x)" in formula.passes else torch.empty(0)
+    adversarial = model(x_adv)
+    expected = formula.loss(clean, adversarial, y)
+    torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
+    assert torch.equal(outcome.logits, adversarial)  # training accuracy is under attack
+    assert_all_close(
+        parameter_gradients(nets.model, outcome.loss.mean()),
+        parameter_gradients(model, expected.mean()),
+        rtol=1e-9,
+        atol=1e-12,
+    )
+    assert_all_close(dict(nets.model.named_buffers()), dict(model.named_buffers()), rtol=0, atol=0)
+
+
+def test_the_two_inner_problems_differ() -> None:
+    nets, x, y = nets_and_batch()
+    found = [perturbed(Trades(attack=GAUSSIAN, inner=inner), nets, x, y) for inner in ("kl", "ce")]
+    assert not torch.equal(*found)
+
+    def divergence(x_adv: Tensor) -> float:
+        model = copy.deepcopy(nets.model).eval()
+        return float(kl(model(x), model(x_adv)).detach().sum())
+
+    assert divergence(found[0]) > divergence(x + 0.001) > 0
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_the_clean_prediction_of_the_kl_attack_is_made_in_the_attacks_mode(mode: Any) -> None:
+    nets, x, y = nets_and_batch()
+    attack = PGD(eps=0.1, step_size=0.03, steps=3, random_start="gaussian", mode=mode)
+    began = int(nets.model.bn1.num_batches_tracked)
+    Trades(attack=attack).perturb(nets, x, y, epoch=0, generator=generator())
+    assert int(nets.model.bn1.num_batches_tracked) - began == (0 if mode == "eval" else 1 + 3)
+    assert all(module.training for module in nets.model.modules())
+
+
+# MAIL's burn-in
+
+
+BURN_IN: dict[str, tuple[dict[str, Any], Objective]] = {
+    "at, for both": ({"over": "at"}, Adversarial(attack=UNIFORM)),
+    "trades, with AT": ({"over": "trades", "weight": WEIGHT}, Adversarial(attack=UNIFORM)),
+    "mart, with AT": ({"over": "mart", "weight": WEIGHT}, Adversarial(attack=UNIFORM)),
+    "at, the same": ({"over": "at", "burn_in_with": "same"}, Adversarial(attack=UNIFORM)),
+    "trades, the same": (
+        {"over": "trades", "weight": WEIGHT, "burn_in_with": "same"},
+        Trades(attack=UNIFORM, beta=WEIGHT),
+    ),
+    "trades ce, the same": (
+        {"over": "trades", "weight": WEIGHT, "inner": "ce", "burn_in_with": "same"},
+        Trades(attack=UNIFORM, beta=WEIGHT, inner="ce"),
+    ),
+    "mart, the same": ({"over": "mart", "weight": WEIGHT, "burn_in_with": "same"}, Mart(attack=UNIFORM, weight=WEIGHT)),
+}
+
+
+def assert_same_call(one: Objective, other: Objective, epoch: int) -> None:
+    results = []
+    for objective in (one, other):
+        nets, x, y = nets_and_batch()
+        assert torch.equal(perturbed(objective, nets, x, y, epoch), perturbed(one, nets, x, y, epoch))
+        outcome = call(objective, nets, x, y, epoch)
+        gradients = parameter_gradients(nets.model, outcome.loss.mean())
+        state = {"loss": outcome.loss, "logits": outcome.logits, "x_adv": outcome.x_adv}
+        results.append(state | gradients | dict(nets.model.named_buffers()))
+    assert_all_close(*results, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", BURN_IN)
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_burn_in_epochs_are_the_plain_method(name: str, epoch: int) -> None:
+    settings, plain = BURN_IN[name]
+    mail = Mail(**settings, attack=GAUSSIAN, burn_in_attack=UNIFORM, slope=SLOPE, bias=BIAS, burn_in=3)
+    assert_same_call(mail, plain, epoch)
+
+
+@pytest.mark.parametrize("name", BURN_IN)
+def test_after_the_burn_in_the_weights_count(name: str) -> None:
+    settings, _ = BURN_IN[name]
+    mail = Mail(**settings, attack=GAUSSIAN, burn_in_attack=UNIFORM, slope=SLOPE, bias=BIAS, burn_in=3)
+    without = {key: value for key, value in settings.items() if key != "burn_in_with"}
+    assert_same_call(mail, Mail(**without, attack=GAUSSIAN, slope=SLOPE, bias=BIAS), 3)
+
+
+def test_the_burn_in_attacks_as_the_rest_does_unless_told_otherwise() -> None:
+    mail = Mail(over="at", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, burn_in=3)
+    assert_same_call(mail, Adversarial(attack=GAUSSIAN), 2)
+
+
+# LBGAT
+
+
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+@pytest.mark.parametrize("inner", ["kl", "ce"])
+def test_lbgat_is_the_formula_for_both_networks(beta: float, inner: Any) -> None:
+    objective = Lbgat(attack=GAUSSIAN, beta=beta, inner=inner)
+    nets, x, y = nets_and_batch(teacher=True)
+    assert nets.teacher is not None
+    student, teacher = copy.deepcopy(nets.model), copy.deepcopy(nets.teacher)
+    finder = Trades(attack=GAUSSIAN) if inner == "kl" else Adversarial(attack=GAUSSIAN)
+    x_adv = perturbed(finder, Nets(model=nets.model), x, y)
+    with forwards_recorded(nets) as seen:
+        outcome = call(objective, nets, x, y)
+    assert torch.equal(outcome.x_adv, x_adv)
+    assert order(seen, x, x_adv) == ["model(x')", "model(x)", "teacher(x)"]  # the clean one even where beta is 0
+
+    adversarial, clean, taught = student(x_adv), student(x), teacher(x)
+    expected = (adversarial - taught).square().mean(1) + ce(taught, y) + beta * kl(clean, adversarial)
+    torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
+    assert torch.equal(outcome.logits, adversarial)
+    for net, by_hand in ((nets.model, student), (nets.teacher, teacher)):
+        actual = torch.autograd.grad(outcome.loss.mean(), list(net.parameters()), retain_graph=True)
+        wanted = torch.autograd.grad(expected.mean(), list(by_hand.parameters()), retain_graph=True)
+        for one, other in zip(actual, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+            assert float(one.abs().max()) > 0
+        assert_all_close(dict(net.named_buffers()), dict(by_hand.named_buffers()), rtol=0, atol=0)
+
+
+def test_the_teacher_updates_its_statistics_once_and_is_never_attacked() -> None:
+    nets, x, y = nets_and_batch(teacher=True)
+    assert nets.teacher is not None
+    calls: list[bool] = []
+    nets.teacher.register_forward_pre_hook(lambda net, _: calls.append(net.training))
+    began = int(nets.model.bn1.num_batches_tracked)
+    call(Lbgat(attack=GAUSSIAN), nets, x, y)
+    assert calls == [True]
+    assert int(nets.teacher.bn1.num_batches_tracked) == 1
+    assert int(nets.model.bn1.num_batches_tracked) - began == 2
+
+
+def test_lbgat_without_a_teacher_says_so() -> None:
+    nets, x, y = nets_and_batch()
+    with pytest.raises(InputError, match=r"Lbgat needs a teacher: add a \[teacher\] table to the run"):
+        call(Lbgat(attack=GAUSSIAN), nets, x, y)
+
+
+# Settings
+
+
+AT_X = PGD(eps=0.1, step_size=0.03, steps=3)
+
+
+@pytest.mark.parametrize("attack", [AT_X, FGSM(eps=0.1)], ids=["pgd", "fgsm"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda attack: Trades(attack=attack),
+        lambda attack: Lbgat(attack=attack),
+        lambda attack: Mail(over="trades", attack=attack, slope=1.0, bias=0.0),
+    ],
+    ids=["trades", "lbgat", "mail"],
+)
+def test_a_kl_attack_that_starts_at_the_image_is_refused(make: Callable[[Any], object], attack: PGD | FGSM) -> None:
+    with pytest.raises(InputError, match=r'attack must be PGD with a random start when inner = "kl", got (PGD|FGSM)\('):
+        make(attack)
+
+
+def test_such_an_attack_would_not_move() -> None:
+    """Why it is refused."""
+    nets, x, _ = nets_and_batch()
+    model = nets.model.eval()
+    clean = model(x).detach()
+    leaf = x.clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(kl(clean, model(leaf)).sum(), leaf)
+    assert float(gradient.abs().max()) < 1e-12
+
+
+def test_a_kl_burn_in_that_starts_at_the_image_is_refused_too() -> None:
+    with pytest.raises(InputError, match=r"Mail.burn_in_attack must be PGD with a random start when inner = \"kl\""):
+        Mail(
+            over="trades",
+            attack=GAUSSIAN,
+            slope=1.0,
+            bias=0.0,
+            burn_in=2,
+            burn_in_with="same",
+            burn_in_attack=AT_X,
+        )
+    Mail(over="trades", attack=GAUSSIAN, slope=1.0, bias=0.0, burn_in=2, burn_in_attack=AT_X)  # plain AT may
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Trades(attack=GAUSSIAN, beta=-1.0), r"Trades.beta must be a number >= 0, got -1.0"),
+        (lambda: Trades(attack=GAUSSIAN, inner="x"), r"Trades.inner must be one of 'kl', 'ce', got 'x'"),
+        (lambda: Mart(attack=GAUSSIAN, weight=float("nan")), r"Mart.weight must be a number >= 0, got nan"),
+        (lambda: Lbgat(attack=GAUSSIAN, beta=-1.0), r"Lbgat.beta must be a number >= 0, got -1.0"),
+        (lambda: Mail(over="st", attack=GAUSSIAN, slope=1.0, bias=0.0), r"Mail.over must be one of 'at', 'trades'"),
+        (lambda: Mail(over="at", attack=GAUSSIAN, slope=0.0, bias=0.0), r"Mail.slope must be positive"),
+        (lambda: Mail(over="at", attack=GAUSSIAN, slope=1.0, bias=float("inf")), r"Mail.bias finite"),
+        (
+            lambda: Mail(over="at", attack=GAUSSIAN, slope=1.0, bias=0.0, weights="sum"),
+            r"Mail.weights must be one of 'times3', 'mean1', got 'sum'",
+        ),
+        (
+            lambda: Mail(over="mart", attack=GAUSSIAN, slope=1.0, bias=0.0, weight=-2.0),
+            r"Mail.weight must be a number >= 0, got -2.0",
+        ),
+        (
+            lambda: Mail(over="at", attack=GAUSSIAN, slope=1.0, bias=0.0, burn_in=-1),
+            r"Mail.burn_in must be a number of epochs >= 0, got -1",
+        ),
+        (
+            lambda: Mail(over="at", attack=GAUSSIAN, slope=1.0, bias=0.0, burn_in=1, burn_in_with="trades"),
+            r"Mail.burn_in_with must be one of 'at', 'same', got 'trades'",
+        ),
+    ],
+)
+def test_bad_settings(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
