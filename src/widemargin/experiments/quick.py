@@ -12,7 +12,7 @@ from widemargin.models import LBGATTeacherConfig, ResNet18Config, WideResNetConf
 from widemargin.objectives import Mail
 from widemargin.schedules import Piecewise, Steps
 
-EPOCHS, BATCH, TRAIN, TEST, HELD_OUT, ATTACK_STEPS = 2, 32, 64, 40, 20, 2
+EPOCHS, BATCH, TRAIN, TEST, HELD_OUT, MARGINS, ATTACK_STEPS = 2, 32, 64, 40, 20, 16, 2
 EMBEDDED = {"mnist": "mnist-embedded", "cifar10": "cifar10-embedded"}
 SUMMARY = (
     f"{EPOCHS} epochs, {TRAIN} embedded training and {TEST} test images, batches of {BATCH}, {ATTACK_STEPS} attack "
@@ -34,6 +34,7 @@ def quick(config: RunConfig) -> RunConfig:
             train_limit=TRAIN,
             test_limit=TEST,
         ),
+        watch=replace(small.watch, margin_samples=MARGINS),
     )
 
 

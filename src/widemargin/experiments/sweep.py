@@ -16,7 +16,7 @@ from typing import Any
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
-from optuna.storages import RDBStorage, RetryFailedTrialCallback, fail_stale_trials
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from widemargin.config import RunConfig
@@ -87,8 +87,7 @@ def work(sweep: Sweep, run_point: RunPoint) -> optuna.Study:
         if TrialState.WAITING in states:
             study.optimize(objective, n_trials=1)
         elif TrialState.RUNNING in states:  # another worker's: wait for it, or for it to be given up
-            with warnings.catch_warnings(category=ExperimentalWarning, action="ignore"):
-                fail_stale_trials(study)
+            fail_stale_trials(study)
             time.sleep(POLL_SECONDS)
         else:
             return study
@@ -115,13 +114,14 @@ def _join(sweep: Sweep, points: list[Point]) -> optuna.Study:
 
 
 def _open(sweep: Sweep) -> RDBStorage:
+    warnings.filterwarnings("ignore", category=ExperimentalWarning)  # heartbeats have been "experimental" since 2021
     try:
         return RDBStorage(
             sweep.storage,
             engine_kwargs={"connect_args": {"timeout": 60}} if sweep.storage.startswith("sqlite") else {},
             heartbeat_interval=sweep.heartbeat,
             grace_period=3 * sweep.heartbeat,
-            heartbeat_stale_trial_callback=RetryFailedTrialCallback(max_retry=MAX_RETRY),
+            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=MAX_RETRY),
         )
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -46,6 +46,10 @@ class HypersphereHead(nn.Linear):
         """An optimizer step leaves the sphere: go back."""
         self.project()
 
+    def after_average(self) -> None:
+        """So does the mean of two points of it."""
+        self.project()
+
     @torch.no_grad()
     def project(self) -> None:
         """Put the class rows on the sphere."""

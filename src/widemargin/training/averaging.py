@@ -29,9 +29,9 @@ def update_average(average: nn.Module, model: nn.Module, *, decay: float, update
         if not name.endswith(STATISTICS):
             buffer.copy_(source[name])
     for module in average.modules():
-        project = getattr(module, "project", None)
-        if callable(project):
-            project()
+        after_average = getattr(module, "after_average", None)
+        if callable(after_average):
+            after_average()
 
 
 def _followed(model: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,99 @@
+import json
+
+import pytest
+
+from widemargin.cli.main import run
+from widemargin.recipes.tables import all_tables
+from widemargin.training import run as run_module
+
+ROWS = {"table1": 16, "table2": 14, "table3": 14, "table4": 4, "approximation": 8, "resnet18": 6}
+
+
+def test_the_tables_have_the_papers_rows():
+    assert {name: len(table.rows) for name, table in all_tables().items()} == ROWS
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        ("table1", "st-lsoftmax-wd0.001,at-emr"),
+        ("table2", "st-emr"),
+        ("table3", None),
+        ("table4", "cifar-resnet18/trades-emr-clean"),
+        ("approximation", "mnist-mlp/at-approximate-emr"),
+    ],
+)
+def test_quick_rows_train_are_judged_and_compared(table, rows, tmp_path, capsys):
+    command = ["reproduce", table, "--quick", "--out", str(tmp_path), "--device", "cpu"]
+    assert run(command + (["--rows", rows] if rows else [])) == 0
+    said = capsys.readouterr()
+    assert "the numbers mean nothing" in said.err
+    assert "the numbers mean nothing" in said.out
+    wanted = rows.split(",") if rows else [row.recipe.name for row in all_tables()[table].rows]
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("*/seed-0/result.json")]
+    assert len(results) == len(wanted)
+    for result in results:
+        assert result["quick"] is True
+        assert result["config"]["epochs"] == 2
+        assert all(0 <= value <= 100 for value in result["accuracy"].values())
+        assert ("margin_test" in result) == (table in ("table1", "table2", "approximation"))
+    assert (tmp_path / f"{table}.md").read_text().count("\n| ") == len(wanted) + 1
+
+
+class TestGoingOn:
+    """Three rows, one of them cut off in the middle."""
+
+    COMMAND = ("reproduce", "resnet18", "--quick", "--rows", "at,at-igr,at-emr", "--device", "cpu")
+
+    def test_after_an_interruption_done_rows_are_skipped_and_the_rest_is_the_same(self, tmp_path, monkeypatch, capsys):
+        whole, cut = tmp_path / "whole", tmp_path / "cut"
+        assert run([*self.COMMAND, "--out", str(whole)]) == 0
+        real, steps = run_module.train_step, iter(range(100))
+
+        def interrupted(*args):
+            if next(steps) == 6:  # four steps a row: in the second row
+                raise KeyboardInterrupt
+            return real(*args)
+
+        monkeypatch.setattr(run_module, "train_step", interrupted)
+        assert run([*self.COMMAND, "--out", str(cut)]) == 130
+        monkeypatch.undo()
+        capsys.readouterr()
+        assert run([*self.COMMAND, "--out", str(cut)]) == 0
+        assert capsys.readouterr().err.count("done before") == 1
+        for name in ("at", "at-igr", "at-emr"):
+            ours, theirs = (
+                json.loads((out / f"cifar-resnet18-{name}" / "seed-0" / "result.json").read_text())
+                for out in (whole, cut)
+            )
+            assert ours["accuracy"] == theirs["accuracy"]
+
+    def test_seeds_are_averaged(self, tmp_path, capsys):
+        command = ["reproduce", "resnet18", "--quick", "--rows", "at", "--device", "cpu", "--seeds", "0,1"]
+        assert run([*command, "--out", str(tmp_path)]) == 0
+        assert len(list(tmp_path.glob("cifar-resnet18-at/seed-*/result.json"))) == 2
+
+    def test_quick_and_full_results_are_not_mixed(self, tmp_path, capsys):
+        folder = tmp_path / "cifar-resnet18-at" / "seed-0"
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps({"quick": False, "accuracy": {}}))
+        assert run(["reproduce", "resnet18", "--quick", "--rows", "at", "--out", str(tmp_path)]) == 2
+        assert "choose another --out" in capsys.readouterr().err
+
+    def test_time_is_out(self, tmp_path, capsys):
+        assert run([*self.COMMAND, "--out", str(tmp_path), "--max-time", "0.001s"]) == 0
+        assert "time is out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table9"], "unknown table 'table9'; known are table1"),
+        (["table1", "--rows", "nope"], "'nope' is not in this table; its rows are mnist-mlp/st-wd0.1"),
+        (["table1", "--seeds", "0,x"], "--seeds: '0,x'"),
+        (["table1", "--seeds", "1,1"], "--seeds: '1,1'"),
+    ],
+)
+def test_mistakes(arguments, message, tmp_path, capsys):
+    assert run(["reproduce", *arguments, "--quick", "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err

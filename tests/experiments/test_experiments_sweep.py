@@ -1,0 +1,94 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from widemargin.cli.main import run
+from widemargin.errors import InputError
+from widemargin.experiments.sweep import parse_grid
+
+WORKER = Path(__file__).with_name("sweep_worker.py")
+POINTS = sorted(f"emr.weight={weight},emr.every={every}" for weight in ("0.1", "0.2", "0.3") for every in ("1", "2"))
+
+
+def start(out, role):
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), str(out), role], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_two_workers_started_at_once_finish_the_grid_no_point_twice(tmp_path):
+    workers = [start(tmp_path, role) for role in ("one", "two")]
+    answers = [worker.communicate(timeout=120)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    assert sorted((tmp_path / "done").read_text().splitlines()) == POINTS
+    assert answers == ["32.0\n", "32.0\n"]
+
+
+def test_the_point_of_a_killed_worker_is_not_lost(tmp_path):
+    victim = start(tmp_path, "victim")
+    assert victim.stdout.readline() == "hanging\n"
+    victim.kill()
+    victim.wait()
+    survivor = start(tmp_path, "survivor")
+    survivor.communicate(timeout=120)
+    assert survivor.returncode == 0
+    assert sorted((tmp_path / "done").read_text().splitlines()) == POINTS
+    log = (tmp_path / "log").read_text().splitlines()
+    assert sum(line.startswith("victim") for line in log) == 1
+    # Whoever joins later finds nothing left to do.
+    late = start(tmp_path, "late")
+    late.communicate(timeout=120)
+    assert not any(line.startswith("late") for line in (tmp_path / "log").read_text().splitlines())
+
+
+TINY = [
+    *("--set", "model.hidden=[8]", "--set", "data.train_limit=100", "--set", "data.test_limit=20"),
+    *("--set", "epochs=1", "--set", "optimizer.schedule={kind = 'constant'}"),
+]
+
+
+def test_from_the_command_line_to_the_heat_map(tmp_path, capsys):
+    command = ["sweep", "demo/emr", "--out", str(tmp_path), "--grid", "emr.weight=0.1,0.3", *TINY]
+    command += ["--grid", "emr.projections=1,2"]
+    assert run(command) == 0
+    assert "4 points" in capsys.readouterr().out
+    assert (tmp_path / "heat-map.png").read_bytes().startswith(b"\x89PNG")
+    record = json.loads((tmp_path / "sweep.json").read_text())
+    assert len(record["points"]) == 4
+    assert {point["results"]["scored"] for point in record["points"]} == {"test_clean"}
+    assert len(list((tmp_path / "points").glob("*/last.safetensors"))) == 4
+    assert run([*command[:-1], "emr.projections=1,3"]) == 2
+    assert "another grid or configuration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ([], "--grid is missing"),
+        (["emr.weight"], "write path=value,value"),
+        (["emr.weight="], "write path=value,value"),
+        (["emr.weight=1,1"], "given twice"),
+        (["emr.weight=1", "emr.weight=2"], "given twice"),
+    ],
+)
+def test_grids_that_are_none(grid, message):
+    with pytest.raises(InputError, match=message):
+        parse_grid(grid)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grid", "emr.wait=1"], "unknown key 'emr.wait'"),
+        (["--grid", "emr.temperature=1,2"], "emr.temperature has no effect on stochastic EMR"),
+        (["--grid", "emr.weight=1", "--storage", "nonsense://x"], "cannot be opened"),
+        (["--grid", "emr.weight=1", "--heartbeat", "0"], "--heartbeat must be at least 1"),
+    ],
+)
+def test_mistakes(arguments, message, tmp_path, capsys):
+    assert run(["sweep", "demo/emr", "--out", str(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "points").exists()

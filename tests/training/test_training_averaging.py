@@ -1,0 +1,245 @@
+"""Weight averaging by hand, and a state that is put away and taken back in the middle of an epoch."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from widemargin.attacks import PGD
+from widemargin.config import AveragingConfig, DataConfig, EMRConfig, OptimizerConfig, RunConfig
+from widemargin.data import ImageSet
+from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin
+from widemargin.models import LBGATTeacherConfig, WideResNetConfig
+from widemargin.objectives import Adversarial, Lbgat
+from widemargin.training import Moment, train_step
+from widemargin.training.averaging import make_average, update_average
+from widemargin.training.setup import make_batches, make_state
+from widemargin.training.state import TrainState
+
+ATTACK = PGD(eps=0.1, step_size=0.05, steps=2, random_start="gaussian")
+
+
+def tiny_set() -> ImageSet:
+    images = torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    return ImageSet(images=images, labels=torch.arange(20) % 3, num_classes=3, name="tiny")
+
+
+def run_of(**changes: Any) -> RunConfig:
+    settings: dict[str, Any] = {
+        "name": "averaged",
+        "epochs": 1,
+        "batch_size": 5,
+        "data": DataConfig(name="tiny"),
+        "model": WideResNetConfig(depth=10, widen=1, variant="madry"),
+        "optimizer": OptimizerConfig(lr=0.1, weight_decay=1e-3),
+        "averaging": AveragingConfig(decay=0.9),
+    }
+    return RunConfig(**(settings | changes))
+
+
+def train_steps(config: RunConfig, state: TrainState, last: int) -> None:
+    """The steps from where the state is to ``last``, as a run takes them."""
+    batches = make_batches(config, tiny_set())
+    for batch in batches.epoch(0, state.step):
+        if batch.step == last:
+            return
+        moment = Moment(seed=0, epoch=0, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+        state.add(train_step(state, config.objective, config.penalties(), batch, moment))
+        if state.average is not None and config.averaging is not None:
+            update_average(state.average, state.nets.model, decay=config.averaging.decay, updates=batch.step)
+        state.step = batch.step + 1
+
+
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+# The average by hand
+
+
+def is_followed(name: str) -> bool:
+    """Learned numbers and batch-norm statistics are averaged; counters and constants are taken over."""
+    return not name.endswith(("num_batches_tracked", "padding", "steps"))
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.3])
+def test_the_average_is_the_formula(decay: float) -> None:
+    """With decay 0.3, min(decay, (1 + n) / (10 + n)) takes its first side from n = 3 on."""
+    config = run_of(averaging=None)
+    state = make_state(config, tiny_set())
+    average = make_average(state.nets.model)
+    by_hand = {name: value.detach().double().clone() for name, value in average.state_dict().items()}
+    for n in range(4):
+        train_steps(config, state, n + 1)
+        update_average(average, state.nets.model, decay=decay, updates=n)
+        d = min(decay, (1 + n) / (10 + n))
+        for name, value in state.nets.model.state_dict().items():
+            mixed = d * by_hand[name] + (1 - d) * value.double()
+            by_hand[name] = mixed if is_followed(name) else value.double()
+        for name, value in average.state_dict().items():
+            torch.testing.assert_close(value.double(), by_hand[name], rtol=1e-5, atol=1e-6, msg=f"{name} after {n}")
+    moved = [
+        name
+        for name, value in state.nets.model.state_dict().items()
+        if not torch.equal(value, average.state_dict()[name])
+    ]
+    assert {name for name in average.state_dict() if is_followed(name)} == set(moved)
+
+
+def test_the_first_steps_are_forgotten_quickly() -> None:
+    model, average = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    rates = []
+    for n in (0, 1, 8, 90, 10**6):
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+            average.weight.fill_(0.0)
+        update_average(average, model, decay=0.999, updates=n)
+        rates.append(average.weight.item())
+    assert rates == pytest.approx([0.9, 9 / 11, 0.5, 0.09, 0.001], rel=1e-4)
+
+
+def test_statistics_are_averaged_and_other_buffers_copied() -> None:
+    class Counted(nn.BatchNorm1d):
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.register_buffer("seen", torch.tensor(0.0))
+
+    model = Counted()
+    average = make_average(model)
+    model(torch.tensor([[0.0, 4.0], [2.0, 8.0]]))
+    model.seen += 7
+    update_average(average, model, decay=0.999, updates=8)  # halfway
+    torch.testing.assert_close(average.running_mean, torch.tensor([0.5 * 0.1 * 1, 0.5 * 0.1 * 6]))
+    torch.testing.assert_close(average.running_var, torch.tensor([1 + 0.5 * 0.1 * 1, 1 + 0.5 * 0.1 * 7]))
+    assert average.num_batches_tracked.item() == 1
+    assert average.seen.item() == 7
+
+
+def test_the_model_is_left_alone_and_the_average_is_never_trained() -> None:
+    config = run_of(head=Hypersphere())
+    state = make_state(config, tiny_set())
+    assert state.average is not None
+    assert not any(p.requires_grad for p in state.average.parameters())
+    assert not any(module.training for module in state.average.modules())
+    assert all(module.training for module in state.nets.model.modules())
+    train_steps(config, state, 1)
+    before = copied(state.nets.model.state_dict())
+    update_average(state.average, state.nets.model, decay=0.9, updates=1)
+    assert all(torch.equal(value, before[name]) for name, value in state.nets.model.state_dict().items())
+    assert not any(module.training for module in state.average.modules())
+    assert state.judged is state.average
+
+
+def test_hypersphere_rows_are_put_back_on_their_sphere() -> None:
+    config = run_of(head=Hypersphere(), optimizer=OptimizerConfig(lr=1.0))
+    state = make_state(config, tiny_set())
+    train_steps(config, state, 3)
+    average = state.average
+    assert average is not None
+    lengths = average.head.weight.square().sum(1).sqrt()
+    torch.testing.assert_close(lengths, torch.ones(3), rtol=0, atol=1e-6)
+    assert not torch.allclose(average.head.weight, state.nets.model.head.weight, atol=1e-3)
+
+
+def test_a_large_margin_heads_count_is_taken_over() -> None:
+    config = run_of(head=LargeMargin(margin=2))
+    state = make_state(config, tiny_set())
+    train_steps(config, state, 3)
+    assert state.average is not None
+    assert state.average.head.steps.item() == state.nets.model.head.steps.item() == 3
+
+
+def test_layers_of_the_users_own_that_project_are_not_called() -> None:
+    class Projecting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(2, 2)
+
+    model = Projecting()
+    average = make_average(model)
+    with torch.no_grad():
+        model.project.weight += 1
+    update_average(average, model, decay=0.999, updates=8)
+    torch.testing.assert_close(average.project.weight, model.project.weight - 0.5)
+
+
+# Put away and taken back
+
+
+RUNS: dict[str, RunConfig] = {
+    "plain": run_of(averaging=None),
+    "averaged": run_of(),
+    "averaged, large margin, stochastic": run_of(
+        objective=Adversarial(attack=ATTACK),
+        head=LargeMargin(margin=2, annealing=GeometricAnnealing(start=2.0, factor=0.5)),
+        emr=EMRConfig(kind="stochastic", weight=0.1, at="adversarial"),
+    ),
+    "teacher": run_of(averaging=None, objective=Lbgat(attack=ATTACK), teacher=LBGATTeacherConfig(width=2)),
+    "teacher and average": run_of(
+        objective=Lbgat(attack=ATTACK, beta=1.0),
+        teacher=LBGATTeacherConfig(width=2),
+        head=Hypersphere(margin=0.0),
+    ),
+}
+
+
+def everything(state: TrainState) -> dict[str, Tensor]:
+    found = dict(state.sums)
+    for name, net in state.nets.all().items():
+        found |= {f"{name}/{key}": value for key, value in net.state_dict().items()}
+        found |= {
+            f"momentum/{name}/{key}": state.optimizer.state[parameter]["momentum_buffer"]
+            for key, parameter in net.named_parameters()
+        }
+    if state.average is not None:
+        found |= {f"average/{key}": value for key, value in state.average.state_dict().items()}
+    return copied(found)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_restored_state_goes_on_bit_for_bit(name: str) -> None:
+    config = RUNS[name]
+    uninterrupted = make_state(config, tiny_set())
+    train_steps(config, uninterrupted, 4)
+
+    stopped = make_state(config, tiny_set())
+    train_steps(config, stopped, 2)
+    judged, stored = copied(stopped.judged.state_dict()), copied(stopped.tensors())
+    at_the_stop = everything(stopped)
+
+    resumed = make_state(config, tiny_set())
+    resumed.judged.load_state_dict(judged)
+    resumed.restore(stored, epoch=0, step=2)
+    assert (resumed.epoch, resumed.step) == (0, 2)
+    assert_same(everything(resumed), at_the_stop)
+    train_steps(config, resumed, 4)
+    assert_same(everything(resumed), everything(uninterrupted))
+    assert any(not torch.equal(value, at_the_stop[key]) for key, value in everything(resumed).items())
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [key for key in one if not torch.equal(one[key], other[key])] == []
+
+
+def test_what_is_put_away_beside_the_judged_weights() -> None:
+    config = RUNS["teacher and average"]
+    state = make_state(config, tiny_set())
+    train_steps(config, state, 1)
+    groups = {key.split("/")[0] for key in state.tensors()}
+    assert groups == {"sums", "momentum", "model", "teacher"}
+    plain = make_state(RUNS["plain"], tiny_set())
+    assert plain.tensors() == {}  # nothing trained yet, and the model itself is the checkpoint's
+    train_steps(RUNS["plain"], plain, 1)
+    assert {key.split("/")[0] for key in plain.tensors()} == {"sums", "momentum"}
+
+
+def test_the_best_score_comes_back() -> None:
+    state, again = (make_state(RUNS["plain"], tiny_set()) for _ in range(2))
+    state.best_score, state.best_epoch = 51.25, 7
+    again.restore(copied(state.tensors()), epoch=9, step=3)
+    assert (again.best_score, again.best_epoch, again.epoch, again.step) == (51.25, 7, 9, 3)
+    fresh = make_state(RUNS["plain"], tiny_set())
+    fresh.restore({}, epoch=0, step=0)
+    assert (fresh.best_score, fresh.best_epoch) == (None, None)
