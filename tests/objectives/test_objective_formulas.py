@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -81,8 +82,8 @@ def of_label(p: Tensor, y: Tensor) -> Tensor:
     return p[torch.arange(len(y)), y]
 
 
-def boosted(z_adv: Tensor, y: Tensor) -> Tensor:
-    return ce(z_adv, y) - torch.log(1.0001 - others_best(F.softmax(z_adv, 1), y) + 1e-12)
+def boosted(z_adv: Tensor, y: Tensor, label: Tensor) -> Tensor:
+    return ce(label, y) - torch.log(1.0001 - others_best(F.softmax(z_adv, 1), y) + 1e-12)
 
 
 def mart_kl(z: Tensor, z_adv: Tensor, y: Tensor) -> Tensor:
@@ -95,56 +96,65 @@ def mail_weights(z_adv: Tensor, y: Tensor) -> Tensor:
     return 3 * torch.sigmoid(SLOPE * (others_best(p, y) - of_label(p, y) + BIAS))
 
 
-class Formula:
-    """(clean logits, adversarial logits, labels) -> loss, and the order of the train-mode forwards."""
+Margin = Callable[[Tensor, Tensor], Tensor]
 
-    def __init__(self, passes: list[str], loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        self.passes, self.loss = passes, loss
+
+@dataclass(frozen=True)
+class Formula:
+    """The order of the train-mode forwards, and the loss.
+
+    The loss is (clean logits z, adversarial logits a, labels y, what a head's margin makes of logits m).
+    """
+
+    passes: list[str]
+    loss: Callable[[Tensor, Tensor, Tensor, Margin], Tensor]
 
 
 WITHOUT, CLEAN_FIRST = ["model(x')"], ["model(x)", "model(x')"]
 FORMULAS: dict[str, tuple[Any, Any, Formula]] = {
     # objective, who finds the same images, formula
-    "adversarial": (Adversarial(attack=UNIFORM), None, Formula(WITHOUT, lambda z, a, y: ce(a, y))),
+    "adversarial": (Adversarial(attack=UNIFORM), None, Formula(WITHOUT, lambda z, a, y, m: ce(m(a, y), y))),
     "trades kl": (
         Trades(attack=GAUSSIAN, beta=WEIGHT),
         None,
-        Formula(CLEAN_FIRST, lambda z, a, y: ce(z, y) + WEIGHT * kl(z, a)),
+        Formula(CLEAN_FIRST, lambda z, a, y, m: ce(m(z, y), y) + WEIGHT * kl(z, a)),
     ),
     "trades ce": (
         Trades(attack=UNIFORM, beta=WEIGHT, inner="ce"),
         Adversarial(attack=UNIFORM),
-        Formula(CLEAN_FIRST, lambda z, a, y: ce(z, y) + WEIGHT * kl(z, a)),
+        Formula(CLEAN_FIRST, lambda z, a, y, m: ce(m(z, y), y) + WEIGHT * kl(z, a)),
     ),
     "mart": (
         Mart(attack=GAUSSIAN, weight=WEIGHT),
         Adversarial(attack=GAUSSIAN),
-        Formula(CLEAN_FIRST, lambda z, a, y: boosted(a, y) + WEIGHT * mart_kl(z, a, y)),
+        Formula(CLEAN_FIRST, lambda z, a, y, m: boosted(a, y, m(a, y)) + WEIGHT * mart_kl(z, a, y)),
     ),
     "mail at": (
         Mail(over="at", attack=GAUSSIAN, slope=SLOPE, bias=BIAS),
         Adversarial(attack=GAUSSIAN),
-        Formula(WITHOUT, lambda z, a, y: mail_weights(a, y) * ce(a, y)),
+        Formula(WITHOUT, lambda z, a, y, m: mail_weights(a, y) * ce(m(a, y), y)),
     ),
     "mail trades": (
         Mail(over="trades", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, weight=WEIGHT),
         Trades(attack=GAUSSIAN),
-        Formula(CLEAN_FIRST, lambda z, a, y: ce(z, y) + WEIGHT * mail_weights(a, y) * kl(z, a)),
+        Formula(CLEAN_FIRST, lambda z, a, y, m: ce(m(z, y), y) + WEIGHT * mail_weights(a, y) * kl(z, a)),
     ),
     "mail trades ce": (
         Mail(over="trades", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, inner="ce"),
         Adversarial(attack=GAUSSIAN),
-        Formula(CLEAN_FIRST, lambda z, a, y: ce(z, y) + 5.0 * mail_weights(a, y) * kl(z, a)),  # 5 is the default
+        Formula(CLEAN_FIRST, lambda z, a, y, m: ce(m(z, y), y) + 5.0 * mail_weights(a, y) * kl(z, a)),  # the default
     ),
     "mail mart": (
         Mail(over="mart", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, weight=WEIGHT),
         Adversarial(attack=GAUSSIAN),
-        Formula(CLEAN_FIRST, lambda z, a, y: mail_weights(a, y) * boosted(a, y) + WEIGHT * mart_kl(z, a, y)),
+        Formula(
+            CLEAN_FIRST, lambda z, a, y, m: mail_weights(a, y) * boosted(a, y, m(a, y)) + WEIGHT * mart_kl(z, a, y)
+        ),
     ),
     "mail at, mean one": (
         Mail(over="at", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, weights="mean1"),
         Adversarial(attack=GAUSSIAN),
-        Formula(WITHOUT, lambda z, a, y: mail_weights(a, y) / mail_weights(a, y).mean() * ce(a, y)),
+        Formula(WITHOUT, lambda z, a, y, m: mail_weights(a, y) / mail_weights(a, y).mean() * ce(m(a, y), y)),
     ),
 }
 
@@ -173,18 +183,96 @@ def test_loss_and_gradients_are_the_formula(name: str) -> None:
     assert objective.attacks
     assert torch.equal(outcome.x_adv, x_adv)
     assert order(seen, x, x_adv) == formula.passes
-    clean = model(x) if "model(x)" in formula.passes else torch.empty(0)
-    adversarial = model(x_adv)
-    expected = formula.loss(clean, adversarial, y)
+    expected, adversarial = by_hand(formula, model, x, x_adv, y, no_margin)
     torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
     assert torch.equal(outcome.logits, adversarial)  # training accuracy is under attack
-    assert_all_close(
-        parameter_gradients(nets.model, outcome.loss.mean()),
-        parameter_gradients(model, expected.mean()),
-        rtol=1e-9,
-        atol=1e-12,
-    )
-    assert_all_close(dict(nets.model.named_buffers()), dict(model.named_buffers()), rtol=0, atol=0)
+    assert_same_gradients_and_statistics((nets.model, outcome.loss), (model, expected))
+
+
+def by_hand(
+    formula: Formula, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, margin: Margin
+) -> tuple[Tensor, Tensor]:
+    """(loss, adversarial logits) of a network of one's own, passes in the order of the formula."""
+    clean = model(x) if "model(x)" in formula.passes else torch.empty(0)
+    adversarial = model(x_adv)
+    return formula.loss(clean, adversarial, y, margin), adversarial
+
+
+def no_margin(logits: Tensor, y: Tensor) -> Tensor:
+    return logits
+
+
+def assert_same_gradients_and_statistics(one: tuple[nn.Module, Tensor], other: tuple[nn.Module, Tensor]) -> None:
+    actual, expected = (parameter_gradients(model, loss.mean()) for model, loss in (one, other))
+    assert_all_close(actual, expected, rtol=1e-9, atol=1e-12)
+    assert_all_close(dict(one[0].named_buffers()), dict(other[0].named_buffers()), rtol=0, atol=0)
+
+
+# A head with a margin: the label's loss alone sees it
+
+
+def two_less(logits: Tensor, y: Tensor) -> Tensor:
+    return logits - 2 * F.one_hot(y, logits.shape[1])
+
+
+class MarginHead(nn.Linear):
+    def training_logits(self, features: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+        return two_less(logits, y)
+
+
+class Margined(GoldenBN):
+    """The golden network with a margin in its last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = MarginHead(16, 10)
+
+    @property
+    def head(self) -> nn.Module:
+        return self.fc
+
+    def features(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(x))).mean((2, 3))
+
+
+def margined() -> tuple[nn.Module, Tensor, Tensor]:
+    golden_model, x, y = golden_net("bn")
+    model = Margined().double()
+    model.load_state_dict(golden_model.state_dict())
+    return model, x, y
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_label_loss_sees_the_margin_of_the_head_and_nothing_else_does(name: str) -> None:
+    objective, finder, formula = FORMULAS[name]
+    model, x, y = margined()
+    plain = golden_net("bn")[0]
+    x_adv = perturbed(finder or objective, Nets(model=plain), x, y)  # nor does the attack
+    expected, adversarial = by_hand(formula, plain, x, x_adv, y, two_less)
+    outcome = call(objective, Nets(model=model), x, y)
+    assert torch.equal(outcome.x_adv, x_adv)
+    torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
+    assert torch.equal(outcome.logits, adversarial)
+    assert_same_gradients_and_statistics((model, outcome.loss), (plain, expected))
+
+
+def test_standard_training_sees_the_margin_too() -> None:
+    model, x, y = margined()
+    plain = golden_net("bn")[0]
+    logits = plain(x)
+    outcome = call(Standard(), Nets(model=model), x, y)
+    torch.testing.assert_close(outcome.loss, ce(two_less(logits, y), y), rtol=1e-10, atol=1e-12)
+    assert torch.equal(outcome.logits, logits)
+    assert_all_close(dict(model.named_buffers()), dict(plain.named_buffers()), rtol=0, atol=0)
+
+
+def test_a_repeated_clean_pass_keeps_the_margin_of_the_first() -> None:
+    outcomes = [
+        call(Trades(attack=GAUSSIAN, repeat_clean=repeat), Nets(model=margined()[0]), *margined()[1:])
+        for repeat in (False, True)
+    ]
+    torch.testing.assert_close(outcomes[0].loss, outcomes[1].loss, rtol=1e-10, atol=1e-12)
 
 
 def test_the_two_inner_problems_differ() -> None:

@@ -1,7 +1,20 @@
 """Judging a trained model."""
 
 from widemargin.evaluation.accuracy import classified, percent, verdicts
+from widemargin.evaluation.evaluate import evaluate
 from widemargin.evaluation.margins import MeasuredMargins, measure_margins
+from widemargin.evaluation.report import Report, Subject
 from widemargin.evaluation.target import Target, load_target
 
-__all__ = ["MeasuredMargins", "Target", "classified", "load_target", "measure_margins", "percent", "verdicts"]
+__all__ = [
+    "MeasuredMargins",
+    "Report",
+    "Subject",
+    "Target",
+    "classified",
+    "evaluate",
+    "load_target",
+    "measure_margins",
+    "percent",
+    "verdicts",
+]

@@ -7,33 +7,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from widemargin.reports.bins import edges
 from widemargin.reports.style import COLORS, styled
-
-BINS = 60
 
 
 def draw_margins(axes: Axes, margins: dict[str, Tensor], *, unit: str) -> None:
     """One outline per model over common bins, its mean marked; misclassified images lie left of zero."""
     values = {name: tensor[tensor.isfinite()].double().numpy() for name, tensor in margins.items()}
     together = np.concatenate([v for v in values.values() if len(v)] or [np.zeros(1)])
-    edges = _edges(*np.quantile(together, [0.001, 0.999]))
+    bounds = edges(*np.quantile(together, [0.001, 0.999]))
     for (name, data), color in zip(values.items(), cycle(COLORS), strict=False):
-        axes.hist(np.clip(data, edges[0], edges[-1]), bins=edges, color=color, alpha=0.45, label=_label(name, data))
-        axes.hist(np.clip(data, edges[0], edges[-1]), bins=edges, color=color, histtype="step", linewidth=1.2)
+        axes.hist(np.clip(data, bounds[0], bounds[-1]), bins=bounds, color=color, alpha=0.45, label=_label(name, data))
+        axes.hist(np.clip(data, bounds[0], bounds[-1]), bins=bounds, color=color, histtype="step", linewidth=1.2)
         if len(data):
             axes.axvline(float(data.mean()), color=color, linestyle="--", linewidth=1.2)
     axes.axvline(0.0, color="black", linewidth=0.8)
     axes.set_xlabel(f"effective margin ({unit}); left of 0: misclassified")
     axes.set_ylabel("images")
     axes.legend(loc="upper right")
-
-
-def _edges(low: float, high: float) -> list[float]:
-    """Bins of equal width from low to high with an edge at 0, so that no bar mixes right and wrong."""
-    low, high = min(low, 0.0), max(high, 0.0)
-    width = (high - low) / BINS or 1.0 / BINS
-    first, last = int(np.floor(low / width)), max(int(np.ceil(high / width)), 1)
-    return [number * width for number in range(first, last + 1)]
 
 
 def _label(name: str, data: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> str:

@@ -1,0 +1,165 @@
+"""Signs that a robustness number should not be believed, each with what it suggests.
+
+Some read the accuracies, some look at the model: its outputs, its gradients, and whether an attack with all the room in
+the world succeeds. The model checks are the official ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from widemargin.attacks import PGD
+from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
+from widemargin.losses import cross_entropy
+
+FAR = 5.0
+"""Points by which one accuracy may be above another before it is a sign."""
+BLACK_BOX = 0.2
+HUGE = {"linf": 0.5, "l2": 50.0}
+HUGE_STEPS = 20
+ZERO_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A named warning."""
+
+    name: str
+    message: str
+    suggestion: str
+
+
+class _Heard:
+    """A logger that remembers whether it was warned."""
+
+    def __init__(self) -> None:
+        self.warned = False
+
+    def warning(self, _message: str) -> None:
+        self.warned = True
+
+
+def alarms_of_model(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) -> list[Alarm]:
+    """Look at the model itself, on one batch."""
+    found = [
+        _randomized(model, x, y),
+        _probabilities(model, x),
+        _zero_gradients(model, x, y),
+        _huge(model, x, y, settings),
+    ]
+    return [alarm for alarm in found if alarm is not None]
+
+
+def _randomized(model: nn.Module, x: Tensor, y: Tensor) -> Alarm | None:
+    from pyautoattack.checks import check_randomized
+
+    heard: Any = _Heard()
+    check_randomized(model, x, y, bs=len(x), logger=heard)
+    if not heard.warned:
+        return None
+    return Alarm(
+        "randomized-outputs",
+        "the same images give different logits from call to call",
+        "average over calls inside the model, or evaluate with an attack made for random defenses",
+    )
+
+
+def _probabilities(model: nn.Module, x: Tensor) -> Alarm | None:
+    from pyautoattack.checks import check_range_output
+
+    heard: Any = _Heard()
+    check_range_output(model, x, logger=heard)
+    if not heard.warned:
+        return None
+    return Alarm(
+        "probability-outputs",
+        "the outputs look like probabilities, not logits",
+        "remove the softmax at the end of the model: it makes gradients vanish and attacks look weak",
+    )
+
+
+def _zero_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Alarm | None:
+    leaf = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        loss = cross_entropy(model(leaf), y).sum()
+        (gradient,) = torch.autograd.grad(loss, leaf)
+    share = float((gradient.flatten(1).abs().amax(1) < 1e-12).float().mean())
+    if share < ZERO_SHARE:
+        return None
+    return Alarm(
+        "vanishing-gradients",
+        f"{100 * share:.0f}% of the images have no input gradient to speak of",
+        "attacks on the cross-entropy cannot move there: trust AutoAttack's targeted and black-box parts, and look at "
+        "the scale of the logits",
+    )
+
+
+def _huge(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) -> Alarm | None:
+    eps = HUGE[settings.norm]
+    attack = PGD(eps=eps, step_size=eps / 4, steps=HUGE_STEPS, norm=settings.norm)
+    with torch.no_grad():
+        chance = 100.0 / model(x[:1]).shape[1]
+        clean = 100.0 * float((model(x).argmax(1) == y).double().mean())
+    x_adv = attack(model, x, y)
+    with torch.no_grad():
+        left = 100.0 * float((model(x_adv).argmax(1) == y).double().mean())
+    if left <= min(chance, clean / 2):
+        return None
+    return Alarm(
+        "survives-huge-eps",
+        f"{left:.0f}% are still right under PGD at {settings.norm} eps {eps:g}, where nothing should be",
+        "the gradients are masked: no gradient attack tells the robustness of this model",
+    )
+
+
+def alarms_of_numbers(accuracy: Mapping[str, float], settings: EvaluationSettings) -> list[Alarm]:
+    """Look at the accuracies, at each eps."""
+    alarms: list[Alarm] = []
+    for eps in settings.eps:
+        at = {
+            name: accuracy[label]
+            for name in _names(accuracy, settings)
+            if (label := settings.label(name, eps)) in accuracy
+        }
+        alarms += _compare(at, settings.label("", eps).removeprefix("@"))
+    return alarms
+
+
+def _names(accuracy: Mapping[str, float], settings: EvaluationSettings) -> list[str]:
+    parts = {label.partition("@")[0] for label in accuracy}
+    return sorted(parts | set(settings.attacks))
+
+
+def _compare(accuracy: Mapping[str, float], eps: str) -> list[Alarm]:
+    where = f" at eps {eps}" if eps else ""
+    pgd = [value for name, value in accuracy.items() if name.startswith("pgd")]
+    alarms = []
+    if pgd and AUTOATTACK in accuracy and min(pgd) - accuracy[AUTOATTACK] > FAR:
+        alarms.append(
+            Alarm(
+                "pgd-far-above-autoattack",
+                f"PGD leaves {min(pgd):.1f}%, AutoAttack {accuracy[AUTOATTACK]:.1f}%{where}",
+                "the PGD number flatters this model (usual for re-weighted training and cosine logits); report AutoAttack",
+            )
+        )
+    if pgd and "fgsm" in accuracy and accuracy["fgsm"] < min(pgd) - FAR:
+        alarms.append(
+            Alarm(
+                "fgsm-below-pgd",
+                f"one step leaves {accuracy['fgsm']:.1f}%, many leave {min(pgd):.1f}%{where}",
+                "iterating should help an attacker: the loss surface is broken (gradient masking) or the step is wrong",
+            )
+        )
+    before, after = accuracy.get(f"{AUTOATTACK}/fab-t"), accuracy.get(f"{AUTOATTACK}/square")
+    if before is not None and after is not None and before - after > BLACK_BOX:
+        alarms.append(
+            Alarm(
+                "black-box-wins",
+                f"the black-box attack breaks {before - after:.1f} points that gradient attacks did not{where}",
+                "gradients may be masked: run Square with more queries and restarts, or an adaptive attack",
+            )
+        )
+    return alarms

@@ -1,0 +1,59 @@
+"""The actual distance to the nearest adversarial example found: a minimal-norm attack, FAB from the official backend.
+
+Beside the effective margin in the same norm it shows whether the margin means what it says. It is an upper bound on the
+true distance: no attack proves that nothing nearer exists.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from widemargin.threat import THREATS
+from widemargin.types import Norm
+
+
+def minimal_distance(model: nn.Module, x: Tensor, y: Tensor, *, reference: Any, norm: Norm, batch_size: int) -> Tensor:
+    """(N,): the smallest perturbation found over all targets; 0 where misclassified, infinite where none was found."""
+    parts = [
+        _of_batch(model, images, labels, reference, norm)
+        for images, labels in zip(x.split(batch_size), y.split(batch_size), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def _of_batch(model: nn.Module, x: Tensor, y: Tensor, reference: Any, norm: Norm) -> Tensor:
+    fab = reference.fab
+    measure = THREATS[norm](1.0)
+    with torch.no_grad():
+        correct = model(x).argmax(1) == y
+        smallest = torch.where(correct, torch.inf, 0.0).to(x.dtype)
+        if not correct.any():
+            return smallest
+        for target in range(2, fab.n_target_classes + 2):
+            fab.target_class = target
+            torch.manual_seed(reference.seed)
+            x_adv = fab.attack_single_run(
+                x[correct].clone(), y[correct].clone(), use_rand_start=False, is_targeted=True
+            )
+            found = model(x_adv).argmax(1) != y[correct]
+            sizes = torch.where(found, measure.size(x_adv - x[correct]), torch.inf)
+            smallest[correct] = torch.minimum(smallest[correct], sizes)
+    return smallest
+
+
+def rank_correlation(left: Tensor, right: Tensor) -> float | None:
+    """Spearman's: the correlation of the ranks, ties sharing their mean rank; None where it is not defined."""
+    usable = left.isfinite() & right.isfinite()
+    if int(usable.sum()) < 3:
+        return None
+    ranks = torch.stack([_ranks(left[usable].double()), _ranks(right[usable].double())])
+    value = float(torch.corrcoef(ranks)[0, 1])
+    return value if value == value else None
+
+
+def _ranks(values: Tensor) -> Tensor:
+    _, inverse, counts = values.unique(sorted=True, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    ranks: Tensor = (last - (counts - 1) / 2)[inverse]
+    return ranks

@@ -1,0 +1,150 @@
+"""A model judged under attack, shard by shard, resumable, shared by any number of processes."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from widemargin.checks import check_labels
+from widemargin.data import ImageSet
+from widemargin.errors import InputError
+from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers
+from widemargin.evaluation.backend import undisturbed
+from widemargin.evaluation.judge import Judge
+from widemargin.evaluation.processes import Processes, processes
+from widemargin.evaluation.report import Report, Subject, collect, write_report
+from widemargin.evaluation.settings import EvaluationSettings, written
+from widemargin.evaluation.shards import Shard, shards
+from widemargin.evaluation.store import Store
+from widemargin.evaluation.wrapped import Wrapped
+from widemargin.modes import evaluating
+from widemargin.types import Norm
+from widemargin.written import Written
+
+SANITY = "sanity"
+SANITY_BATCH = 100
+
+
+def evaluate(
+    model: nn.Module,
+    data: ImageSet | str | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]],
+    attacks: Sequence[str] = ("clean", "pgd20", "autoattack"),
+    eps: float | str | Sequence[float | str] = 8 / 255,
+    norm: Norm = "linf",
+    step_size: float | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    *,
+    shard_size: int = 500,
+    batch_size: int = 250,
+    distance: bool = False,
+    margins: bool = True,
+    sanity: bool = True,
+    limit: int | None = None,
+    data_dir: str | None = None,
+    max_steps: int | None = None,
+    subject: Subject | None = None,
+    console: Console | None = None,
+) -> Report:
+    """Judge ``model`` on ``data``: images in [0, 1] and labels, a data set's name, or batches of them.
+
+    FGSM and PGD start at the image and attack every example; AutoAttack's parts attack the survivors of the parts
+    before. With ``out`` every finished piece is written down and the same call goes on where it stopped. The model, its
+    mode, its gradients and the global random state are left as they were.
+    """
+    settings = EvaluationSettings(
+        attacks=tuple(attacks),
+        eps=_radii(eps),
+        norm=norm,
+        step_size=step_size,
+        seed=seed,
+        shard_size=shard_size,
+        batch_size=batch_size,
+        distance=distance,
+        margins=margins,
+        sanity=sanity,
+        max_steps=max_steps,
+    )
+    subject = subject or Subject(data=data if isinstance(data, str) else "tensors in memory")
+    store = Store(None if out is None else Path(out))
+    pieces = shards(data, shard_size, data_dir=data_dir, limit=limit)
+    with processes(store) as group:
+        return _run(model, pieces, settings, subject, store, group, console or Console(quiet=True))
+
+
+def _radii(eps: float | str | Sequence[float | str]) -> tuple[float, ...]:
+    single = [eps] if isinstance(eps, int | float | str) else eps
+    return tuple(Written(value) if isinstance(value, str) else value for value in single)
+
+
+def _run(
+    model: nn.Module,
+    pieces: Iterable[Shard],
+    settings: EvaluationSettings,
+    subject: Subject,
+    store: Store,
+    group: Processes,
+    console: Console,
+) -> Report:
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    numbers: list[int] = []
+    alarms: list[Alarm] = []
+    if group.first:
+        store.claim(_identity(model, settings, subject))
+    group.wait()
+    for shard in pieces:
+        wrapped = Wrapped(model, flat=shard.flat)
+        numbers.append(shard.number)
+        if shard.number == 0:
+            _check_fits(wrapped, shard, device)
+            alarms = _sanity(wrapped, shard, settings, store, device) if settings.sanity else []
+        if group.mine(shard.number) and not store.has_shard(shard.number):
+            with undisturbed(wrapped):
+                judge = Judge(wrapped, settings, store, device, lambda text: console.print(text, highlight=False))
+                judge.judge(shard)
+    if not numbers:
+        raise InputError("evaluate: the data is empty; give at least one example")
+    group.wait()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    report = collect(store, numbers, settings, subject, alarms, name)
+    report = dataclasses.replace(report, alarms=[*alarms, *alarms_of_numbers(report.accuracy, settings)])
+    if group.first:
+        write_report(report, store, numbers)
+    group.wait()
+    return report
+
+
+def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) -> dict[str, Any]:
+    """What must be equal for an evaluation to be continued: the weights, the data's name and the settings."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    table = dataclasses.asdict(settings) | {"eps": [written(eps) for eps in settings.eps]}
+    return table | {"attacks": list(settings.attacks), "data": subject.data, "weights": digest.hexdigest()}
+
+
+def _check_fits(model: Wrapped, shard: Shard, device: torch.device) -> None:
+    """One forward pass tells whether the model takes these images and has an output for every label."""
+    with torch.no_grad(), evaluating(model):
+        classes = model(shard.images[:1].to(device)).shape[1]
+    check_labels("evaluate", shard.labels.cpu(), batch=len(shard.labels), num_classes=classes)
+
+
+def _sanity(
+    model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Store, device: torch.device
+) -> list[Alarm]:
+    """The alarms of the model itself, from its first images; looked at once."""
+    found = store.note(SANITY)
+    if found is None:
+        x, y = shard.images[:SANITY_BATCH].to(device), shard.labels[:SANITY_BATCH].to(device)
+        with undisturbed(model):
+            alarms = alarms_of_model(model, x, y, settings)
+        found = {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
+        store.write_note(SANITY, found)
+    return [Alarm(**alarm) for alarm in found["alarms"]]

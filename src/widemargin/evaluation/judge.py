@@ -1,0 +1,166 @@
+"""One shard judged: every attack at every eps, margins and distances; each finished piece is written down at once."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widemargin import randomness
+from widemargin.evaluation.autoattack import break_survivors
+from widemargin.evaluation.backend import make_reference, parts_for
+from widemargin.evaluation.distance import minimal_distance
+from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
+from widemargin.evaluation.shards import Shard
+from widemargin.evaluation.store import Record, Store
+from widemargin.evaluation.wrapped import Wrapped
+from widemargin.margins import effective_margin
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A model, what to do to it, and where results go."""
+
+    model: Wrapped
+    settings: EvaluationSettings
+    store: Store
+    device: torch.device
+    say: Say
+
+    def judge(self, shard: Shard) -> None:
+        """Finish one shard."""
+        x, y = shard.images.to(self.device), shard.labels.to(self.device)
+        clean = self._piece(shard, "clean", lambda: self._clean(x))
+        predictions = torch.tensor(clean["predictions"])
+        columns: dict[str, Tensor] = {"clean": predictions == shard.labels}
+        pieces = {"clean": clean}
+        for eps in self.settings.eps:
+            for name in self.settings.attacks:
+                if name == AUTOATTACK:
+                    pieces |= self._autoattack(shard, x, y, columns, eps, clean["classes"])
+                elif name != "clean":
+                    label = self.settings.label(name, eps)
+                    pieces[label] = self._piece(shard, label, self._gradient_attack(shard, x, y, name, eps))
+                    columns[label] = torch.tensor(pieces[label]["correct"], dtype=torch.bool)
+        measured = self._measured(shard, x, y, clean["classes"])
+        header: Record = {"first": shard.first, "count": len(y)}
+        header["seconds"] = {name: piece["seconds"] for name, piece in (pieces | measured).items()}
+        self.store.write_shard(shard.number, header, _examples(shard, predictions, columns, pieces, measured))
+
+    def _piece(self, shard: Shard, name: str, compute: Callable[[], Record]) -> Record:
+        """A piece from the store, or computed and written there."""
+        found = self.store.part(shard.number, name)
+        if found is None:
+            self.say(f"shard {shard.number}: {name}")
+            began = time.monotonic()
+            found = compute()
+            found["seconds"] = round(time.monotonic() - began, 3)
+            self.store.write_part(shard.number, name, found)
+        return found
+
+    def _clean(self, x: Tensor) -> Record:
+        with torch.no_grad():
+            logits = [self.model(images) for images in x.split(self.settings.batch_size)]
+        joined = torch.cat(logits)
+        return {"predictions": joined.argmax(1).tolist(), "classes": joined.shape[1]}
+
+    def _gradient_attack(self, shard: Shard, x: Tensor, y: Tensor, name: str, eps: float) -> Callable[[], Record]:
+        attack = self.settings.attack(name, eps)
+
+        def compute() -> Record:
+            correct: list[bool] = []
+            for number, (images, labels) in enumerate(
+                zip(x.split(self.settings.batch_size), y.split(self.settings.batch_size), strict=True)
+            ):
+                generator = randomness.derived(self.settings.seed, "evaluate", shard.number, number)
+                x_adv = images if attack is None else attack(self.model, images, labels, generator=generator)
+                with torch.no_grad():
+                    correct += (self.model(x_adv).argmax(1) == labels).tolist()
+            return {"correct": correct}
+
+        return compute
+
+    def _autoattack(
+        self, shard: Shard, x: Tensor, y: Tensor, columns: dict[str, Tensor], eps: float, classes: int
+    ) -> dict[str, Record]:
+        """Adds a column after each part and one for the whole; returns the pieces."""
+        settings = self.settings
+        reference: Any = make_reference(
+            self.model, eps=eps, norm=settings.norm, seed=settings.seed, num_classes=classes, device=self.device
+        )
+        survivors, pieces = columns["clean"].clone(), {}
+        for part in parts_for(classes):
+            label = settings.label(f"{AUTOATTACK}/{part}", eps)
+
+            def compute(part: str = part, survivors: Tensor = survivors) -> Record:
+                alive = survivors.to(x.device)
+                found = break_survivors(
+                    self.model, x, y, alive, reference=reference, part=part, batch_size=settings.batch_size
+                )
+                return {"broken": sorted(int(position) for positions, _ in found for position in positions)}
+
+            pieces[label] = self._piece(shard, label, compute)
+            survivors = survivors.clone()
+            survivors[pieces[label]["broken"]] = False
+            columns[label] = survivors
+        columns[settings.label(AUTOATTACK, eps)] = survivors
+        return pieces
+
+    def _measured(self, shard: Shard, x: Tensor, y: Tensor, classes: int) -> dict[str, Record]:
+        settings, pieces = self.settings, {}
+        if settings.margins:
+            pieces["margin"] = self._piece(shard, "margin", lambda: {"values": _numbers(self._margin(x, y))})
+        if settings.distance:
+            reference = make_reference(
+                self.model, eps=1.0, norm=settings.norm, seed=settings.seed, num_classes=classes, device=self.device
+            )
+            pieces["distance"] = self._piece(
+                shard,
+                "distance",
+                lambda: {
+                    "values": _numbers(
+                        minimal_distance(
+                            self.model, x, y, reference=reference, norm=settings.norm, batch_size=settings.batch_size
+                        )
+                    )
+                },
+            )
+        return pieces
+
+    def _margin(self, x: Tensor, y: Tensor) -> Tensor:
+        size = self.settings.batch_size
+        pairs = zip(x.split(size), y.split(size), strict=True)
+        return torch.cat([effective_margin(self.model, images, labels, self.settings.norm) for images, labels in pairs])
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    return [value if abs(value) != float("inf") else None for value in values.cpu().tolist()]
+
+
+def _examples(
+    shard: Shard,
+    predictions: Tensor,
+    columns: dict[str, Tensor],
+    pieces: dict[str, Record],
+    measured: dict[str, Record],
+) -> list[Record]:
+    breaker: dict[int, str] = {}
+    for label, piece in pieces.items():
+        for position in piece.get("broken", ()):
+            breaker.setdefault(position, label.removeprefix(f"{AUTOATTACK}/"))
+    rows = []
+    for position in range(len(predictions)):
+        row: Record = {
+            "index": shard.first + position,
+            "label": int(shard.labels[position]),
+            "prediction": int(predictions[position]),
+            "verdicts": {label: bool(column[position]) for label, column in columns.items()},
+            "broken_by": breaker.get(position),
+        }
+        row |= {name: piece["values"][position] for name, piece in measured.items()}
+        rows.append(row)
+    return rows

@@ -1,0 +1,52 @@
+"""Several processes share the shards of one evaluation (torchrun): process r judges every shard n with n mod P = r."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from widemargin.errors import InputError
+from widemargin.evaluation.store import Store
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among its fellows."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this one writes what is written once."""
+        return self.rank == 0
+
+    def mine(self, shard: int) -> bool:
+        """Whether this one judges that shard."""
+        return shard % self.count == self.rank
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.count > 1:
+            dist.barrier()
+
+
+@contextmanager
+def processes(store: Store) -> Iterator[Processes]:
+    """The processes torchrun started, or this one alone."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Processes()
+        return
+    if store.folder is None:
+        raise InputError("evaluate with several processes needs a folder they share: give out=... (--out)")
+    begun = dist.is_initialized()
+    if not begun:
+        dist.init_process_group("gloo")
+    try:
+        yield Processes(rank=dist.get_rank(), count=count)
+    finally:
+        if not begun:
+            dist.destroy_process_group()

@@ -1,0 +1,155 @@
+"""The result of an evaluation, in memory and as ``report.json`` and ``examples.jsonl`` for everybody else."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widemargin.checkpoints import software_versions
+from widemargin.evaluation.accuracy import percent
+from widemargin.evaluation.alarms import Alarm
+from widemargin.evaluation.distance import rank_correlation
+from widemargin.evaluation.settings import EvaluationSettings, written
+from widemargin.evaluation.store import Store
+from widemargin.files import write_text_whole
+from widemargin.margins import summarize
+
+FORMAT = "widemargin-evaluation-1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What was judged, in words a reader of the numbers needs."""
+
+    target: str = "a model in memory"
+    name: str | None = None
+    weights: str = "as given"
+    selection: str = "as given"
+    epoch: int | None = None
+    data: str = "tensors in memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Accuracy in percent and verdicts, (N,) bool, by attack; several eps make names such as "pgd20@2/255"."""
+
+    settings: EvaluationSettings
+    subject: Subject
+    accuracy: dict[str, float]
+    verdicts: dict[str, Tensor]
+    margin: Tensor | None
+    distance: Tensor | None
+    alarms: list[Alarm]
+    seconds: dict[str, float]
+    device: str
+    count: int
+    files: Path | None = None
+    curves: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``report.json`` holds."""
+        settings, subject = self.settings, self.subject
+        return {
+            "format": FORMAT,
+            **{key: value for key, value in asdict(subject).items() if key != "data"},
+            "data": {"name": subject.data, "split": "test", "count": self.count},
+            "norm": settings.norm,
+            "eps": [{"written": written(eps), "value": float(eps)} for eps in settings.eps],
+            "step_size": None if settings.step_size is None else float(settings.step_size),
+            "seed": settings.seed,
+            "shard_size": settings.shard_size,
+            "batch_size": settings.batch_size,
+            "attacks": list(settings.attacks),
+            "accuracy": self.accuracy,
+            "curves": self.curves,
+            "margins": self._margins(),
+            "distance": self._distance(),
+            "alarms": [asdict(alarm) for alarm in self.alarms],
+            "versions": software_versions(),
+            "device": self.device,
+            "precision": "float32 (no TF32)",
+            "seconds": self.seconds,
+        }
+
+    def _margins(self) -> dict[str, Any] | None:
+        if self.margin is None:
+            return None
+        correct = self.margin[self.verdicts["clean"]]
+        return {"all": asdict(summarize(self.margin)), "correct": asdict(summarize(correct))}
+
+    def _distance(self) -> dict[str, Any] | None:
+        if self.distance is None:
+            return None
+        found = self.distance[self.verdicts["clean"] & self.distance.isfinite()]
+        correlation = None
+        if self.margin is not None:
+            chosen = self.verdicts["clean"]
+            correlation = rank_correlation(self.margin[chosen], self.distance[chosen])
+        median = float(found.median()) if len(found) else None
+        return {"count": len(found), "median": median, "rank_correlation": correlation}
+
+
+def collect(
+    store: Store,
+    shard_numbers: Iterable[int],
+    settings: EvaluationSettings,
+    subject: Subject,
+    alarms: list[Alarm],
+    device: str,
+) -> Report:
+    """Put the finished shards together."""
+    verdicts: dict[str, list[bool]] = {}
+    measured: dict[str, list[float]] = {}
+    seconds: dict[str, float] = {}
+    for number in shard_numbers:
+        header, examples = store.shard(number)
+        for name, value in header["seconds"].items():
+            seconds[name] = round(seconds.get(name, 0.0) + value, 3)
+        for example in examples:
+            for name, verdict in example["verdicts"].items():
+                verdicts.setdefault(name, []).append(verdict)
+            for name in ("margin", "distance"):
+                if name in example:
+                    value = example[name]
+                    measured.setdefault(name, []).append(float("inf") if value is None else value)
+    flags = {name: torch.tensor(values, dtype=torch.bool) for name, values in verdicts.items()}
+    accuracy = {name: percent(values) for name, values in flags.items()}
+    tensors = {name: torch.tensor(values) for name, values in measured.items()}
+    return Report(
+        settings=settings,
+        subject=subject,
+        accuracy=accuracy,
+        verdicts=flags,
+        margin=tensors.get("margin"),
+        distance=tensors.get("distance"),
+        alarms=alarms,
+        seconds=seconds,
+        device=device,
+        count=len(flags["clean"]),
+        files=store.folder,
+        curves=_curves(accuracy, settings),
+    )
+
+
+def _curves(accuracy: dict[str, float], settings: EvaluationSettings) -> dict[str, list[dict[str, Any]]]:
+    names = [name for name in settings.attacks if name != "clean"]
+    return {
+        name: [
+            {"eps": float(eps), "written": written(eps), "accuracy": accuracy[settings.label(name, eps)]}
+            for eps in sorted(settings.eps, key=float)
+        ]
+        for name in names
+    }
+
+
+def write_report(report: Report, store: Store, shard_numbers: Iterable[int]) -> None:
+    """``report.json`` and ``examples.jsonl`` in the store's folder."""
+    if store.folder is None:
+        return
+    lines = [json.dumps(example) for number in shard_numbers for example in store.shard(number)[1]]
+    write_text_whole(store.folder / "examples.jsonl", "\n".join(lines) + "\n")
+    write_text_whole(store.folder / "report.json", json.dumps(report.to_json(), indent=2) + "\n")

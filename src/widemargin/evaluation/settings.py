@@ -1,0 +1,61 @@
+"""What an evaluation does: its attacks, radii and random seed. Two evaluations with equal settings may be joined."""
+
+from dataclasses import dataclass
+
+from widemargin.attacks import FGSM, PGD, attack_named
+from widemargin.checks import check_count, choice
+from widemargin.errors import InputError
+from widemargin.threat import THREATS, make_threat
+from widemargin.types import Norm
+from widemargin.written import Written
+
+AUTOATTACK = "autoattack"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """Attacks by name, at each eps; ``step_size=None`` means eps/4 for each eps."""
+
+    attacks: tuple[str, ...]
+    eps: tuple[float, ...]
+    norm: Norm = "linf"
+    step_size: float | None = None
+    seed: int = 0
+    shard_size: int = 500
+    batch_size: int = 250
+    distance: bool = False
+    margins: bool = True
+    sanity: bool = True
+    max_steps: int | None = None
+    """Cuts PGD short where only the code is on trial."""
+
+    def __post_init__(self) -> None:
+        choice("evaluate", "norm", self.norm, tuple(THREATS))
+        check_count("evaluate.shard_size", self.shard_size)
+        check_count("evaluate.batch_size", self.batch_size)
+        if not self.attacks or len(set(self.attacks)) != len(self.attacks):
+            raise InputError(f"evaluate.attacks must name each attack once, got {list(self.attacks)}")
+        if not self.eps or len({float(eps) for eps in self.eps}) != len(self.eps):
+            raise InputError(f"evaluate.eps must be one radius or several different ones, got {list(self.eps)}")
+        for eps in self.eps:
+            make_threat(self.norm, eps)
+            for name in self.attacks:
+                self.attack(name, eps)
+
+    def attack(self, name: str, eps: float) -> PGD | FGSM | None:
+        """The gradient attack of that name; None for "clean" and "autoattack", which are none."""
+        if name in ("clean", AUTOATTACK):
+            return None
+        attack = attack_named(name, eps=eps, step_size=self.step_size, norm=self.norm)
+        if isinstance(attack, PGD) and self.max_steps is not None and attack.steps > self.max_steps:
+            return PGD(eps=attack.eps, step_size=attack.step_size, steps=self.max_steps, norm=attack.norm)
+        return attack
+
+    def label(self, name: str, eps: float) -> str:
+        """The name of a result: the attack's, with its eps where there are several."""
+        return name if name == "clean" or len(self.eps) == 1 else f"{name}@{written(eps)}"
+
+
+def written(eps: float) -> str:
+    """An eps as it was written."""
+    return eps.text if isinstance(eps, Written) else f"{eps:g}"

@@ -1,0 +1,98 @@
+"""Data in shards: the pieces that an evaluation finishes, writes down and can be interrupted between."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from widemargin.checks import check_batch, check_range
+from widemargin.data import ImageSet, load
+from widemargin.errors import InputError
+from widemargin.evaluation.wrapped import as_images
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Examples ``first`` to ``first + len(labels)`` of the data: images float32 in [0, 1], and their labels."""
+
+    number: int
+    first: int
+    images: Tensor
+    labels: Tensor
+    flat: bool = False
+    """Whether the inputs came flat, (N, D); ``images`` then shows them as squares."""
+
+
+def shards(
+    data: ImageSet | str | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]],
+    size: int,
+    *,
+    data_dir: str | None = None,
+    limit: int | None = None,
+) -> Iterator[Shard]:
+    """Cut the data into shards of ``size`` examples; only one is held at a time."""
+    held: list[tuple[Tensor, Tensor]] = []
+    number = first = count = 0
+    for images, labels in _limited(_batches(data, size, data_dir), limit):
+        held.append((images, labels))
+        count += len(labels)
+        while count >= size:
+            x, y = _joined(held)
+            yield _shard(number, first, x[:size], y[:size])
+            held, count = ([(x[size:], y[size:])] if count > size else []), count - size
+            number, first = number + 1, first + size
+    if count:
+        yield _shard(number, first, *_joined(held))
+
+
+def _shard(number: int, first: int, x: Tensor, y: Tensor) -> Shard:
+    return Shard(number, first, as_images(x), y, flat=x.dim() == 2)
+
+
+def _batches(
+    data: ImageSet | str | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]], size: int, data_dir: str | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    if isinstance(data, str):
+        data = load(data, "test", data_dir=data_dir)
+    if isinstance(data, ImageSet):
+        for start in range(0, len(data), size):
+            yield data.floats(slice(start, start + size)), data.labels[start : start + size]
+        return
+    pairs = [data] if _is_pair(data) else data
+    for pair in pairs:
+        if not _is_pair(pair):
+            raise InputError(f"evaluate: data must give pairs (images, labels) of tensors, got {type(pair).__name__}")
+        yield _checked(*pair)
+
+
+def _is_pair(data: object) -> bool:
+    return isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+
+
+def _checked(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    check_batch("evaluate", images)
+    check_range("evaluate", images)
+    if labels.shape != (len(images),) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise InputError(
+            f"evaluate: labels must be ({len(images)},) integers, got {labels.dtype} {tuple(labels.shape)}"
+        )
+    return images.detach().float(), labels.long()
+
+
+def _limited(batches: Iterator[tuple[Tensor, Tensor]], limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    if limit is not None and limit < 1:
+        raise InputError(f"evaluate: limit must be at least 1, got {limit}")
+    left = limit
+    for images, labels in batches:
+        if left is None:
+            yield images, labels
+        elif left > 0:
+            yield images[:left], labels[:left]
+            left -= len(labels)
+        else:
+            return
+
+
+def _joined(held: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([images for images, _ in held]), torch.cat([labels for _, labels in held])

@@ -1,0 +1,100 @@
+"""What an evaluation writes down, so that it can be killed anywhere and go on.
+
+``parts/`` holds one small file for each finished piece of a shard (an attack, the margins), ``shards/`` the finished
+shards as JSON lines. Every file is whole or not there. Without a folder everything stays in memory.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from widemargin.errors import InputError
+from widemargin.files import make_folder, write_text_whole
+
+SETTINGS, PARTS, SHARDS = "settings.json", "parts", "shards"
+Record = dict[str, Any]
+
+
+class Store:
+    """Pieces and shards, on disk or in memory."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._memory: dict[str, str] = {}
+
+    def claim(self, settings: Record) -> None:
+        """Write the settings, or see that the evaluation found here has the same."""
+        text = json.dumps(settings, indent=2, sort_keys=True)
+        if self.folder is not None:
+            make_folder(self.folder)
+        found = self._read(SETTINGS)
+        if found is None:
+            self._write(SETTINGS, text)
+        elif json.loads(found) != json.loads(text):
+            ours, theirs = json.loads(text), json.loads(found)
+            key = next(key for key in [*ours, *theirs] if ours.get(key) != theirs.get(key))
+            raise InputError(
+                f"{self.folder} holds another evaluation ({key}: {ours.get(key)!r} here, {theirs.get(key)!r} there); "
+                "choose another --out"
+            )
+
+    def part(self, shard: int, name: str) -> Record | None:
+        """A finished piece of a shard."""
+        text = self._read(_part(shard, name))
+        return None if text is None else json.loads(text)
+
+    def write_part(self, shard: int, name: str, piece: Record) -> None:
+        """Write a finished piece."""
+        self._write(_part(shard, name), json.dumps(piece))
+
+    def note(self, name: str) -> Record | None:
+        """Something found out once for the whole evaluation."""
+        text = self._read(f"{name}.json")
+        return None if text is None else json.loads(text)
+
+    def write_note(self, name: str, content: Record) -> None:
+        """Write it down."""
+        self._write(f"{name}.json", json.dumps(content))
+
+    def has_shard(self, number: int) -> bool:
+        """Whether a shard is finished."""
+        return self._read(_shard(number)) is not None
+
+    def write_shard(self, number: int, header: Record, examples: list[Record]) -> None:
+        """Write a finished shard: a header line, then a line per example; its pieces are no longer needed."""
+        lines = [json.dumps(header), *(json.dumps(example) for example in examples)]
+        self._write(_shard(number), "\n".join(lines) + "\n")
+        if self.folder is not None:
+            shutil.rmtree(self.folder / PARTS / f"{number:05d}", ignore_errors=True)
+
+    def shard(self, number: int) -> tuple[Record, Iterator[Record]]:
+        """(header, examples) of a finished shard."""
+        text = self._read(_shard(number))
+        if text is None:
+            raise InputError(f"{self.folder}: shard {number} is missing; run the same command again")
+        lines = text.splitlines()
+        return json.loads(lines[0]), (json.loads(line) for line in lines[1:])
+
+    def _read(self, name: str) -> str | None:
+        if self.folder is None:
+            return self._memory.get(name)
+        path = self.folder / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    def _write(self, name: str, text: str) -> None:
+        if self.folder is None:
+            self._memory[name] = text
+            return
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text_whole(path, text)
+
+
+def _part(shard: int, name: str) -> str:
+    return f"{PARTS}/{shard:05d}/{name.replace('/', '-')}.json"
+
+
+def _shard(number: int) -> str:
+    return f"{SHARDS}/{number:05d}.jsonl"

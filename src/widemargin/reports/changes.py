@@ -1,0 +1,49 @@
+"""In which settings a run differs from its recipe, written as the ``--set`` options that make the difference."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from widemargin.config_files import from_dict, with_overrides
+from widemargin.errors import InputError
+
+Table = Mapping[str, Any]
+
+
+def changes(settings: Table, recipe: Table) -> list[str]:
+    """``["epochs=3", "model.hidden=[64]"]``: what turns the recipe into these settings."""
+    return _changes(settings, {key: value for key, value in recipe.items() if key != "name"}, "")
+
+
+def _changes(ours: Table, theirs: Table, prefix: str) -> list[str]:
+    found = []
+    for key in [*theirs, *(key for key in ours if key not in theirs)]:
+        mine, other = ours.get(key), theirs.get(key)
+        if mine == other or (prefix + key) == "name":
+            continue
+        if mine is None:
+            found.append(f"{prefix}{key}=none")
+        elif isinstance(mine, dict) and isinstance(other, dict) and mine.get("kind") == other.get("kind"):
+            found += _changes(mine, other, f"{prefix}{key}.")
+        else:
+            found.append(f"{prefix}{key}={toml_value(mine)}")
+    return found
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, bool | str):
+        return json.dumps(value)
+    return repr(value)
+
+
+def lead_to(overrides: list[str], recipe: Table, settings: Table) -> bool:
+    """Whether the recipe with these overrides is the run indeed."""
+    try:
+        return with_overrides(from_dict(dict(recipe)), overrides) == from_dict(dict(settings))
+    except InputError:
+        return False

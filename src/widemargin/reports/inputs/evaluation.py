@@ -1,0 +1,97 @@
+"""An evaluation, from whatever file it comes: ``report.json``, the shards of an unfinished one, or a ``result.json``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from widemargin.reports.inputs.examples import Examples
+from widemargin.reports.inputs.gallery_file import Gallery
+
+Kind = Literal["evaluation", "reproduction"]
+
+
+@dataclass(frozen=True)
+class Radius:
+    """An eps as it was written and as a number."""
+
+    written: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Effective margins of correctly classified images (or of all): how many, mean, spread, quantiles."""
+
+    count: int
+    mean: float | None
+    std: float | None
+    quantiles: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The adversarial distance found, and how its order agrees with the margin's."""
+
+    count: int
+    median: float | None
+    rank_correlation: float | None
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something that makes the numbers doubtful, and what to do."""
+
+    name: str
+    message: str
+    suggestion: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a reader of the numbers must know; ``label`` is its name on the page."""
+
+    folder: Path
+    file: Path
+    kind: Kind = "evaluation"
+    finished: bool = True
+    target: str = ""
+    name: str | None = None
+    weights: str = ""
+    selection: str = ""
+    epoch: int | None = None
+    data: str = ""
+    split: str = "test"
+    count: int | None = None
+    norm: str = "linf"
+    eps: Sequence[Radius] = ()
+    step_size: float | None = None
+    seed: int | None = None
+    shard_size: int | None = None
+    batch_size: int | None = None
+    attacks: Sequence[str] = ()
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[tuple[Radius, float]]] = field(default_factory=dict)
+    margins: Mapping[str, Margins] = field(default_factory=dict)
+    """By what they are of: "correct", "all", or "train" (correctly classified training images)."""
+    margin_norm: str = "linf"
+    distance: Distance | None = None
+    alarms: Sequence[Alarm] | None = None
+    """None where nobody looked for any."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    device: str = ""
+    precision: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    quick: bool = False
+    examples: Examples | None = None
+    gallery: Gallery | None = None
+    label: str = ""
+
+    def radius_of(self, name: str) -> tuple[str, Radius | None]:
+        """("pgd20", 8/255) for "pgd20@8/255", and for "pgd20" where there is one eps; ("clean", None)."""
+        attack, _, written = name.partition("@")
+        if attack == "clean":
+            return attack, None
+        known = [radius for radius in self.eps if not written or radius.written == written]
+        return attack, known[0] if known else None

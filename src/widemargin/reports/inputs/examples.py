@@ -1,0 +1,65 @@
+"""``examples.jsonl``: one line for each example, as far as it is written."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from widemargin.errors import InputError
+from widemargin.reports.inputs.fields import Fields, read_lines
+
+EXAMPLES = "examples.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Columns over the examples; None where an example has no such number."""
+
+    margins: Sequence[float | None]
+    distances: Sequence[float | None]
+    correct: Sequence[bool]
+    broken_by: Sequence[str | None]
+
+    def __len__(self) -> int:
+        return len(self.correct)
+
+    def finite_margins(self) -> list[float]:
+        """Every margin that is a number."""
+        return [margin for margin in self.margins if margin is not None]
+
+    def margin_and_distance(self) -> list[tuple[float, float]]:
+        """(margin, distance) of the correctly classified examples that have both."""
+        rows = zip(self.margins, self.distances, self.correct, strict=True)
+        return [(m, d) for m, d, right in rows if right and m is not None and d is not None]
+
+
+def read_examples(path: Path) -> Examples | None:
+    """The examples of an evaluation; None without any."""
+    lines, _ = read_lines(path) if path.is_file() else ([], False)
+    return examples_of(path, lines) if lines else None
+
+
+def examples_of(path: Path, lines: Iterable[Mapping[str, Any]]) -> Examples:
+    """Turn the lines into columns."""
+    rows = [Fields(path, line, f"line {number}: ") for number, line in enumerate(lines, start=1)]
+    return Examples(
+        margins=[_finite(row, "margin") for row in rows],
+        distances=[_finite(row, "distance") for row in rows],
+        correct=[_clean_verdict(row) for row in rows],
+        broken_by=[row.text("broken_by") or None for row in rows],
+    )
+
+
+def _finite(row: Fields, key: str) -> float | None:
+    value = row.number(key)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _clean_verdict(row: Fields) -> bool:
+    verdict = row.table("verdicts").values.get("clean")
+    if verdict is None:
+        return row.values.get("prediction") == row.values.get("label")
+    if not isinstance(verdict, bool):
+        raise InputError(f"{row.path}: {row.prefix}verdicts.clean must be true or false, got {verdict!r}")
+    return verdict

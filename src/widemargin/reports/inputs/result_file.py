@@ -1,0 +1,71 @@
+"""``result.json`` of ``widemargin reproduce``: a row of a table, trained and judged, as an evaluation."""
+
+from pathlib import Path
+
+from widemargin.errors import InputError
+from widemargin.reports.inputs.evaluation import Evaluation, Radius
+from widemargin.reports.inputs.evaluation_folder import margins
+from widemargin.reports.inputs.fields import Fields, read_json
+from widemargin.written import Written
+
+RESULT = "result.json"
+
+
+def read_result(folder: Path) -> Evaluation | None:
+    """Read a reproduced row; None where ``result.json`` is somebody else's."""
+    path = folder / RESULT
+    content = read_json(path)
+    if not isinstance(content, dict) or not {"recipe", "accuracy"} <= content.keys():
+        return None
+    return _evaluation(folder, Fields(path, content))
+
+
+def _evaluation(folder: Path, result: Fields) -> Evaluation:
+    config = result.table("config")
+    plan, data = config.table("evaluation"), config.table("data")
+    kept = {"correct": "margin_test", "train": "margin_train"}
+    return Evaluation(
+        folder=folder,
+        file=result.path,
+        kind="reproduction",
+        target=str(folder / "run"),
+        name=result.text("recipe"),
+        weights=result.text("weights"),
+        selection=result.text("selection"),
+        epoch=result.whole("epoch"),
+        data=data.text("name"),
+        norm=plan.text("norm", "linf"),
+        eps=[_radius(plan)] if plan.values.get("eps") is not None else [],
+        step_size=_number(plan, "step_size"),
+        seed=result.whole("seed"),
+        attacks=[str(name) for name in plan.list("attacks")],
+        accuracy=result.table("accuracy").numbers(),
+        margins={key: margins(result.table(name)) for key, name in kept.items() if result.values.get(name)},
+        margin_norm="l2",  # what the paper's tables report
+        versions=result.table("versions").words(),
+        device=result.text("device"),
+        seconds={
+            name: value
+            for name, key in (("training", "training_seconds"), ("evaluation", "evaluation_seconds"))
+            if (value := result.number(key)) is not None
+        },
+        config=config.values,
+        quick=bool(result.values.get("quick")),
+    )
+
+
+def _radius(plan: Fields) -> Radius:
+    value = _number(plan, "eps")
+    if value is None:
+        raise InputError(f"{plan.path}: {plan.prefix}eps is missing")
+    return Radius(plan.text("eps"), value)
+
+
+def _number(plan: Fields, key: str) -> float | None:
+    """A number that may be written as "8/255"."""
+    if not isinstance(plan.values.get(key), str):
+        return plan.number(key)
+    try:
+        return float(Written(plan.text(key)))
+    except InputError as error:
+        raise InputError(f"{plan.path}: {plan.prefix}{key}: {error}") from None

@@ -1,0 +1,90 @@
+"""A run folder: what was asked for (``config.toml``) and what each epoch measured (``metrics.jsonl``)."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from widemargin.errors import InputError
+from widemargin.reports.inputs.fields import Fields, read_lines, read_text
+
+CONFIG, METRICS = "config.toml", "metrics.jsonl"
+Epoch = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run, finished or not; ``label`` is its name on the page."""
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any]
+    epochs: Sequence[Epoch]
+    """The finite numbers of each epoch measured so far."""
+    cut_off: bool = False
+    label: str = ""
+
+    @property
+    def planned(self) -> int | None:
+        """How many epochs it is to have."""
+        return Fields(self.folder / CONFIG, self.config).whole("epochs")
+
+    @property
+    def done(self) -> int:
+        """The last epoch measured."""
+        return int(self.epochs[-1]["epoch"]) if self.epochs else 0
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether it may end before the planned epochs and be finished all the same."""
+        return "stopping" in self.config
+
+    @property
+    def finished(self) -> bool:
+        """Whether every planned epoch is there; a run that may stop early cannot be told from its files."""
+        return self.planned is not None and self.done >= self.planned
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on training."""
+        return sum(epoch.get("seconds", 0.0) for epoch in self.epochs)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Which weights are kept."""
+        return [kept for kept in ("best", "last") if (self.folder / f"{kept}.safetensors").is_file()]
+
+    def curve(self, key: str) -> list[tuple[float, float]]:
+        """(epoch, value) wherever the value was measured."""
+        return [(epoch["epoch"], epoch[key]) for epoch in self.epochs if key in epoch]
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run: its metrics, or a configuration of ours."""
+    if (folder / METRICS).is_file():
+        return True
+    return (folder / CONFIG).is_file() and {"epochs", "objective", "optimizer"} <= _read_config(folder).keys()
+
+
+def read_run(folder: Path) -> Run:
+    """Read what there is of a run."""
+    config = _read_config(folder) if (folder / CONFIG).is_file() else {}
+    lines, cut_off = read_lines(folder / METRICS) if (folder / METRICS).is_file() else ([], False)
+    epochs = [_epoch(folder / METRICS, number, line) for number, line in enumerate(lines, start=1)]
+    name = Fields(folder / CONFIG, config).text("name", folder.name)
+    return Run(folder=folder, name=name, config=config, epochs=epochs, cut_off=cut_off)
+
+
+def _epoch(path: Path, number: int, line: dict[str, Any]) -> Epoch:
+    numbers = Fields(path, line, f"line {number}: ").numbers()
+    if "epoch" not in numbers:
+        raise InputError(f"{path}: line {number} has no epoch; is it a metrics file?")
+    return numbers
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(folder / CONFIG))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{folder / CONFIG} is not valid TOML: {error}") from None

@@ -1,0 +1,65 @@
+"""An evaluation still under way: ``settings.json`` and the shards finished so far, without a ``report.json``."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from widemargin.errors import InputError
+from widemargin.reports.inputs.evaluation import Evaluation, Radius
+from widemargin.reports.inputs.examples import examples_of
+from widemargin.reports.inputs.fields import Fields, read_json, read_lines
+from widemargin.written import Written
+
+SETTINGS, SHARDS = "settings.json", "shards"
+
+
+def is_unfinished_evaluation(folder: Path) -> bool:
+    """Whether an evaluation was begun here and has finished a shard."""
+    return (folder / SETTINGS).is_file() and any((folder / SHARDS).glob("*.jsonl"))
+
+
+def read_unfinished(folder: Path) -> Evaluation | None:
+    """What can be said so far; None where the settings are somebody else's."""
+    content = read_json(folder / SETTINGS)
+    if not isinstance(content, dict) or not {"attacks", "eps", "norm"} <= content.keys():
+        return None
+    settings = Fields(folder / SETTINGS, content)
+    lines = [line for path in sorted((folder / SHARDS).glob("*.jsonl")) for line in _examples(path)]
+    return Evaluation(
+        folder=folder,
+        file=settings.path,
+        finished=False,
+        target=str(folder),
+        data=settings.text("data"),
+        count=len(lines),
+        norm=settings.text("norm", "linf"),
+        margin_norm=settings.text("norm", "linf"),
+        eps=[_radius(settings, value) for value in settings.list("eps")],
+        step_size=settings.number("step_size"),
+        seed=settings.whole("seed"),
+        shard_size=settings.whole("shard_size"),
+        batch_size=settings.whole("batch_size"),
+        attacks=[str(name) for name in settings.list("attacks")],
+        accuracy=_accuracy(lines),
+        examples=examples_of(folder / SHARDS, lines) if lines else None,
+    )
+
+
+def _examples(path: Path) -> list[dict[str, Any]]:
+    """The lines of a shard that are examples; the first one is a header."""
+    return [line for line in read_lines(path)[0] if isinstance(line.get("verdicts"), dict)]
+
+
+def _radius(settings: Fields, value: Any) -> Radius:
+    try:
+        return Radius(str(value), float(Written(str(value))))
+    except InputError as error:
+        raise InputError(f"{settings.path}: eps: {error}") from None
+
+
+def _accuracy(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    verdicts: dict[str, list[bool]] = {}
+    for line in lines:
+        for name, verdict in line["verdicts"].items():
+            verdicts.setdefault(name, []).append(bool(verdict))
+    return {name: 100.0 * sum(found) / len(found) for name, found in verdicts.items()}

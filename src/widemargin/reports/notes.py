@@ -1,0 +1,47 @@
+"""What a reader must know before comparing a row: unfinished, changed from its recipe, attacked at another size."""
+
+from collections.abc import Mapping
+
+from widemargin.reports.changes import changes
+from widemargin.reports.inputs.evaluation import Evaluation
+from widemargin.reports.inputs.run_folder import Run
+from widemargin.reports.reference import Reference
+
+MANY = 6
+
+
+def notes_of_evaluation(evaluation: Evaluation, run: Run | None, reference: Reference | None) -> list[str]:
+    """What must be known of an evaluation, its run and its recipe."""
+    notes = [] if evaluation.finished else [f"unfinished: {evaluation.count or 0:,} examples so far"]
+    if evaluation.quick:
+        notes.append("made quick: a short run and short attacks, not to be compared")
+    if run is not None:
+        notes += state(run)
+    settings = run.config if run is not None else evaluation.config
+    return notes + differences(settings, reference) + _other_size(evaluation, reference)
+
+
+def differences(settings: Mapping[str, object], reference: Reference | None) -> list[str]:
+    """The recipe's own note, and which of its settings were changed."""
+    if reference is None or not settings:
+        return []
+    changed = [change for change in changes(settings, reference.settings) if not change.startswith("seed=")]
+    shown = ", ".join(changed[:MANY]) + (f" and {len(changed) - MANY} more" if len(changed) > MANY else "")
+    note = [reference.note] if reference.note else []
+    return note + ([f"changed from the recipe: {shown}"] if changed else [])
+
+
+def _other_size(evaluation: Evaluation, reference: Reference | None) -> list[str]:
+    if reference is None or not reference.results or not evaluation.eps:
+        return []
+    norm, eps = reference.plan.get("norm", "linf"), reference.plan.get("eps")
+    if norm == evaluation.norm and any(reference.same_eps(radius.value) for radius in evaluation.eps):
+        return []
+    return [f"published under attack only at {norm} eps {eps}"]
+
+
+def state(run: Run) -> list[str]:
+    """How far an unfinished run is."""
+    if run.finished or run.planned is None:
+        return []
+    return [f"epoch {run.done} of {run.planned}"]

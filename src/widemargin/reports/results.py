@@ -1,0 +1,132 @@
+"""The results: a row for each evaluation (or run that has none yet), a column for each measure, the paper beside."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from widemargin.reports.comparison import Cell
+from widemargin.reports.inputs.evaluation import Evaluation
+from widemargin.reports.inputs.labels import owner
+from widemargin.reports.inputs.run_folder import Run
+from widemargin.reports.inputs.search import Findings
+from widemargin.reports.measures import MARGIN, MARGIN_TRAIN, ROBUST, Measure, clean, in_order
+from widemargin.reports.notes import differences, notes_of_evaluation, state
+from widemargin.reports.reference import Reference
+
+References = Mapping[str, Reference]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table; ``notes`` are what a reader must know before comparing it."""
+
+    label: str
+    kind: str
+    cells: Mapping[Measure, Cell]
+    notes: Sequence[str] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The table."""
+
+    measures: Sequence[Measure]
+    rows: Sequence[Row]
+
+    @property
+    def compared(self) -> bool:
+        """Whether any published number is in it."""
+        return any(cell.paper is not None for row in self.rows for cell in row.cells.values())
+
+
+def results(found: Findings, references: References) -> Results:
+    """Rows of evaluations, means over seeds, then runs that nobody has evaluated."""
+    rows = [_of_evaluation(evaluation, found.runs, references) for evaluation in found.evaluations]
+    rows += _means(found.evaluations, rows)
+    judged = {run.folder for e in found.evaluations if (run := owner(e, found.runs)) is not None}
+    rows += [_of_run(run, references) for run in found.runs if run.folder not in judged]
+    measures = in_order(measure for row in rows for measure in row.cells)
+    return Results(measures, rows)
+
+
+def _of_evaluation(evaluation: Evaluation, runs: Sequence[Run], references: References) -> Row:
+    reference = references.get(evaluation.name or "")
+    cells = {measure: _cell(measure, value, None, reference) for measure, value in _attacked(evaluation).items()}
+    for key, attack in (("correct", MARGIN), ("train", MARGIN_TRAIN)):
+        margins = evaluation.margins.get(key)
+        if margins is not None and margins.mean is not None:
+            measure = Measure(attack, norm=evaluation.margin_norm)
+            cells[measure] = _cell(measure, margins.mean, margins.std, reference)
+    run = owner(evaluation, runs)
+    return Row(
+        label=evaluation.label,
+        kind=evaluation.kind,
+        cells=cells,
+        notes=notes_of_evaluation(evaluation, run, reference),
+        source=reference.source if reference else "",
+    )
+
+
+def _attacked(evaluation: Evaluation) -> dict[Measure, float]:
+    """Accuracies by measure; the parts of AutoAttack have a section of their own."""
+    found = {}
+    for name, value in evaluation.accuracy.items():
+        attack, radius = evaluation.radius_of(name)
+        if "/" not in attack:
+            found[Measure(attack, radius, evaluation.norm) if attack != "clean" else clean()] = value
+    return found
+
+
+def _cell(measure: Measure, value: float, spread: float | None, reference: Reference | None) -> Cell:
+    return Cell(ours=value, spread=spread, paper=None if reference is None else published(measure, reference))
+
+
+def published(measure: Measure, reference: Reference) -> float | None:
+    """The paper's number for a measure, where it is of the same thing."""
+    if measure.attack in (MARGIN, MARGIN_TRAIN):
+        column = "margin_train" if measure.attack == MARGIN_TRAIN else "margin_test"
+        return reference.number(column) if measure.norm == "l2" else None
+    if measure.attack == "clean":
+        return reference.number("clean")
+    if measure.radius is None or measure.attack == ROBUST:
+        return None
+    return reference.attacked(measure.attack, norm=measure.norm, eps=measure.radius.value)
+
+
+def _of_run(run: Run, references: References) -> Row:
+    reference = references.get(run.name)
+    last: dict[Measure, float] = {}
+    for key, measure in (("test_clean", clean()), ("test_robust", Measure(ROBUST))):
+        curve = run.curve(key)
+        if curve:
+            last[measure] = curve[-1][1]
+    cells = {measure: _cell(measure, value, None, reference) for measure, value in last.items()}
+    notes = ["not evaluated: as watched in training", *state(run), *differences(run.config, reference)]
+    return Row(
+        label=run.label, kind="run", cells=cells, notes=notes, source=reference.source if reference and cells else ""
+    )
+
+
+def _means(evaluations: Sequence[Evaluation], rows: Sequence[Row]) -> list[Row]:
+    """A row for each recipe reproduced with several seeds."""
+    groups: dict[tuple[str, bool], list[Row]] = {}
+    for evaluation, row in zip(evaluations, rows, strict=True):
+        if evaluation.kind == "reproduction":
+            groups.setdefault((evaluation.name or "", evaluation.quick), []).append(row)
+    return [_mean(name, members) for (name, _), members in groups.items() if len(members) > 1]
+
+
+def _mean(name: str, rows: Sequence[Row]) -> Row:
+    cells = {}
+    for measure in in_order(measure for row in rows for measure in row.cells):
+        values = [cell.ours for row in rows if (cell := row.cells.get(measure)) and cell.ours is not None]
+        paper = next((row.cells[measure].paper for row in rows if measure in row.cells), None)
+        cells[measure] = Cell(ours=fmean(values), spread=stdev(values) if len(values) > 1 else None, paper=paper)
+    return Row(
+        label=f"{name}, mean of {len(rows)} seeds",
+        kind="mean",
+        cells=cells,
+        notes=["± over seeds"],
+        source=rows[0].source,
+    )
