@@ -8,7 +8,7 @@ import pytest
 VERBS = {
     "demo": ("--out", "--seed", "plain and with EMR"),
     "train": ("RECIPE", "--out", "--set", "--max-time", "--data-dir", "--device", "run folder"),
-    "evaluate": ("RUN_OR_CHECKPOINT", "--attacks", "--eps", "--step-size", "--norm", "--limit", "--json", "8/255"),
+    "evaluate": ("TARGET", "autoattack", "--attacks", "--eps", "--step-size", "--norm", "--limit", "--json", "8/255"),
     "margins": ("RUN_OR_CHECKPOINT", "--split", "--at", "--norm", "--picture", "--json", "histogram"),
     "recipes": ("show", "List"),
 }

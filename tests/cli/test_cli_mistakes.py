@@ -293,13 +293,13 @@ def test_resuming_from_a_truncated_checkpoint(refused, command, recipe, tmp_path
         (("--eps", "0"), "eps must be in (0, 1], got 0"),
         (("--eps", "0.1", "--step-size", "2"), "did you mean 2/255?"),
         (("--step-size", "x"), "--step-size: 'x' is not a number"),
-        (("--attacks", "pgd0"), "unknown attack 'pgd0'; known are clean, fgsm and pgdN"),
+        (("--attacks", "pgd0"), "unknown attack 'pgd0'; known are clean, fgsm, pgdN"),
         (("--attacks", "clean,autopgd"), "unknown attack 'autopgd'"),
         (("--attacks", ","), "--attacks must name at least one"),
         (("--norm", "l1"), "--norm must be one of 'linf', 'l2', got 'l1'"),
         (("--norm", "l2"), "--eps is missing for pgd3"),
         (("--limit", "0"), "limit must be a whole number of images from 1 up, got 0"),
-        (("--batch-size", "0"), "batch_size must be a whole number from 1 up, got 0"),
+        (("--batch-size", "0"), "batch_size must be a whole number of at least 1, got 0"),
         (("--dataset", "cifar"), "data set 'cifar' is unknown"),
     ],
 )
@@ -333,7 +333,7 @@ def test_margins_at_attacked_images_of_a_run_without_an_attack(refused, command,
     assert "this run has no attack of its own" in refused("margins", tmp_path, "--at", "adversarial")
 
 
-@pytest.mark.parametrize("place", ["file/picture.png", "nowhere/picture.png"])
+@pytest.mark.parametrize("place", ["file/picture.png", "file/below/picture.png"])
 def test_a_picture_that_cannot_be_written(refused, trained, tmp_path, place):
     (tmp_path / "file").write_text("a file")
     assert "cannot write" in refused("margins", trained, "--limit", 5, "--picture", tmp_path / place)

@@ -112,7 +112,7 @@ def test_set_every_kind_of_value(command, recipe, tmp_path, kind):
 def test_evaluate_prints_the_runs_own_plan_as_a_table(command, trained):
     answer = command("evaluate", trained, "--limit", 30)
     assert answer.code == 0
-    assert "30 test images of mnist-embedded, linf eps 0.05, step 0.02" in answer.text
+    assert "30 test images of mnist-embedded; linf eps 0.05 = 0.05; step 0.02; seed 0" in answer.text
     target, data = load_target(trained), load("mnist-embedded", "test", limit=30)
     attack = attack_named("pgd3", eps=0.05, step_size=0.02)
     assert f"clean {percent(verdicts(target.model, data)):.2f}" in answer.text
@@ -131,8 +131,10 @@ def test_evaluate_prints_json_that_agrees_with_the_library(command, trained):
         attack = attack_named(name, eps=0.1, step_size=0.01)
         expected[name] = percent(verdicts(target.model, data, attack))
     assert record["accuracy"] == expected
-    assert (record["eps"], record["step_size"], record["norm"], record["count"]) == (0.1, 0.01, "linf", 30)
-    assert (record["weights"], record["epoch"], record["data"]) == ("last", 2, "mnist-embedded")
+    assert record["eps"] == [{"written": "0.1", "value": 0.1}]
+    assert (record["step_size"], record["norm"]) == (0.01, "linf")
+    assert (record["weights"], record["epoch"]) == ("last", 2)
+    assert record["data"] == {"name": "mnist-embedded", "split": "test", "count": 30}
     assert record["versions"].keys() == {"widemargin", "torch", "python"}
 
 
@@ -147,7 +149,7 @@ def test_evaluate_takes_the_step_size_it_is_told(command, trained):
 
 def test_evaluate_keeps_eps_as_it_was_written(command, trained):
     record = json.loads(command("evaluate", trained, "--eps", "8/255", "--limit", 5, "--json").out)
-    assert (record["eps_as_written"], record["eps"]) == ("8/255", 8 / 255)
+    assert record["eps"] == [{"written": "8/255", "value": 8 / 255}]
     assert record["step_size"] == 2 / 255
 
 
@@ -161,7 +163,7 @@ def test_evaluate_judges_a_run_in_its_own_norm(command, recipe, tmp_path):
     flags = [part for setting in settings for part in ("--set", setting)]
     assert command("train", recipe, "--out", tmp_path / "run", *flags).code == 0
     record = json.loads(command("evaluate", tmp_path / "run", "--limit", 10, "--json").out)
-    assert (record["norm"], record["eps"], record["step_size"]) == ("l2", 1.5, 0.5)
+    assert (record["norm"], record["eps"][0]["value"], record["step_size"]) == ("l2", 1.5, 0.5)
     target, data = load_target(tmp_path / "run"), load("mnist-embedded", "test", limit=10)
     attack = attack_named("pgd3", eps=1.5, step_size=0.5, norm="l2")
     assert record["accuracy"]["pgd3"] == percent(verdicts(target.model, data, attack))
@@ -223,7 +225,7 @@ def test_an_own_npz_is_trained_and_judged(command, recipe, tmp_path, arrays):
     answer = command("train", recipe, "--out", tmp_path / "run", *flags)
     assert answer.code == 0, answer.err
     record = json.loads(command("evaluate", tmp_path / "run", "--attacks", "clean", "--json").out)
-    assert record["count"] == 45
+    assert record["data"]["count"] == 45
     assert record["accuracy"]["clean"] > 60
     assert load_target(tmp_path / "run").description.image_shape == (1, 14, 14)
     assert load_target(tmp_path / "run").description.num_classes == 3
@@ -239,7 +241,7 @@ def test_an_own_folder_of_images_is_trained_and_judged(command, recipe, tmp_path
     flags = ("--set", f"data.name={tmp_path / 'images'}", "--set", "epochs=6")
     assert command("train", recipe, "--out", tmp_path / "run", *flags).code == 0
     record = json.loads(command("evaluate", tmp_path / "run", "--attacks", "clean", "--json").out)
-    assert record["count"] == 45
+    assert record["data"]["count"] == 45
     assert record["accuracy"]["clean"] > 60
 
 

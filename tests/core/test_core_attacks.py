@@ -340,5 +340,5 @@ def test_a_named_attack_with_its_step_size_and_norm() -> None:
 
 @pytest.mark.parametrize("name", ["pgd", "pgd0", "pgd-", "PGD10", "pgd10x", "autoattack", "", "pgd1.5", "pgd\u0661"])
 def test_unknown_attacks(name: str) -> None:
-    with pytest.raises(InputError, match=r"unknown attack .*; known are clean, fgsm and pgdN"):
+    with pytest.raises(InputError, match=r"unknown attack .*; known are clean, fgsm, pgdN"):
         attack_named(name, eps=0.1)

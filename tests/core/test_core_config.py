@@ -222,7 +222,7 @@ def test_a_whole_part_can_be_added() -> None:
         ("watch.margins=['test', 'test']", r"watch.margins names a split twice"),
         ("watch.margins=['validation']", r"watch.margins must be a list, each element one of 'train', 'test'"),
         ("watch.margin_samples=0", r"watch.margin_samples must be at least 1, got 0; set watch.margins = \[\]"),
-        ("evaluation.attacks=['cw']", r"evaluation: unknown attack 'cw'; known are clean, fgsm and pgdN"),
+        ("evaluation.attacks=['cw']", r"evaluation: unknown attack 'cw'; known are clean, fgsm, pgdN"),
         ("evaluation.eps=8", r"evaluation: .*did you mean 8/255\?"),
     ],
 )

@@ -15,5 +15,7 @@ def attack_named(name: str, *, eps: float, step_size: float | None = None, norm:
         return FGSM(eps=eps, norm=norm)
     match = _PGD.fullmatch(name)
     if match is None or int(match[1]) == 0:
-        raise InputError(f"unknown attack {name!r}; known are clean, fgsm and pgdN (pgd10, pgd20, pgd100, ...)")
+        raise InputError(
+            f"unknown attack {name!r}; known are clean, fgsm, pgdN (pgd10, pgd20, pgd100, ...) and autoattack"
+        )
     return PGD(eps=eps, step_size=eps / 4 if step_size is None else step_size, steps=int(match[1]), norm=norm)

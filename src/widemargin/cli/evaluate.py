@@ -1,119 +1,167 @@
-"""``widemargin evaluate``: accuracy of a trained model, clean and under attack."""
+"""``widemargin evaluate``: accuracy of a model, clean and under attack, with what a reader must know beside it."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from widemargin.checkpoints import software_versions
 from widemargin.checks import choice
-from widemargin.cli.arguments import DataDir, Device, Json, Limit, TargetArgument, number
+from widemargin.cli.arguments import DataDir, Device, Json, Limit, number
 from widemargin.config import EvaluationConfig
-from widemargin.data import load
+from widemargin.data import ImageSet, load
 from widemargin.errors import InputError
-from widemargin.evaluation import Target, load_target, percent, verdicts
+from widemargin.evaluation import Report
+from widemargin.evaluation import evaluate as judge
+from widemargin.evaluation.settings import AUTOATTACK, written
+from widemargin.evaluation.subject import Judgeable, load_judgeable
 from widemargin.threat import THREATS
 from widemargin.training.setup import choose_device
 from widemargin.types import Norm
 
+TARGET = "A run folder, a checkpoint, public weights (.pt, .pth, .safetensors) or package.module:factory."
+
 
 def evaluate(
-    target: TargetArgument,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET)],
     attacks: Annotated[
         str | None,
-        typer.Option(help="Comma-separated: clean, fgsm, pgdN. Default: the run's own plan.", show_default=False),
+        typer.Option(
+            help="clean, fgsm, pgdN, autoattack; comma-separated. Default: the run's own.", show_default=False
+        ),
     ] = None,
-    eps: Annotated[str | None, typer.Option(help="Radius, e.g. 0.1 or 8/255.", show_default=False)] = None,
-    step_size: Annotated[str | None, typer.Option(help="PGD's step; eps/4 unless given.", show_default=False)] = None,
+    eps: Annotated[
+        str | None,
+        typer.Option(help="Radius, e.g. 0.1 or 8/255; several give a curve: 2/255,8/255.", show_default=False),
+    ] = None,
     norm: Annotated[
         str | None, typer.Option(help="linf or l2. Default: the run's own, else linf.", show_default=False)
     ] = None,
+    step_size: Annotated[str | None, typer.Option(help="PGD's step; eps/4 unless given.", show_default=False)] = None,
     dataset: Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)] = None,
+    distance: Annotated[
+        bool, typer.Option("--distance", help="Also the distance to the nearest adversarial image.")
+    ] = False,
     limit: Limit = None,
     seed: Annotated[int, typer.Option(help="Seed of the attacks' random numbers.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Images attacked at once.")] = 500,
+    shard_size: Annotated[int, typer.Option(help="Images finished and written down together.")] = 500,
+    batch_size: Annotated[int, typer.Option(help="Images attacked at once.")] = 250,
+    head_scale: Annotated[
+        float | None, typer.Option(help="Scale of a hypersphere head in public weights.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the records; the same command goes on there.", show_default=False)
+    ] = None,
     as_json: Json = False,
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Accuracy on the test images, clean and under each attack. FGSM and PGD start at the image itself."""
+    """Accuracy on the test images, clean and under each attack, with alarms where one should doubt the numbers."""
     if norm is not None:
         choice("", "--norm", norm, tuple(THREATS))
     chosen = choose_device(device)
-    model = load_target(target)
-    plan = _plan(model, attacks, eps, step_size, None if norm is None else "l2" if norm == "l2" else "linf")
-    name = dataset or str(model.description.config["data"]["name"])
-    data = load(name, "test", data_dir=data_dir, limit=limit).to(chosen)
-    model.check_fits(data)
-    network = model.model.to(chosen)
-    accuracy = {}
-    console = Console(stderr=True)
-    for attack in track(plan.attacks, "attacking", console=console, transient=True, disable=not console.is_terminal):
-        found = plan.attack(attack)
-        accuracy[attack] = percent(verdicts(network, data, found, batch_size=batch_size, seed=seed))
-    _print(model, plan, accuracy, len(data), name, seed, as_json)
+    data = None if dataset is None else load(dataset, "test", data_dir=data_dir, limit=limit)
+    subject = load_judgeable(target, image_shape=None if data is None else data.image_shape, head_scale=head_scale)
+    data = data or _own_data(subject, data_dir, limit)
+    subject.check_fits(data)
+    plan, radii = _plan(
+        subject.plan, attacks, eps, step_size, None if norm is None else "l2" if norm == "l2" else "linf"
+    )
+    report = judge(
+        subject.model.to(chosen),
+        data.to(chosen),
+        plan.attacks,
+        radii,
+        plan.norm,
+        plan.step_size,
+        seed,
+        out,
+        shard_size=shard_size,
+        batch_size=batch_size,
+        distance=distance,
+        subject=replace(subject.subject, data=data.name),
+        console=Console(stderr=True, quiet=as_json),
+    )
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        _print(report)
+
+
+def _own_data(subject: Judgeable, data_dir: str | None, limit: int | None) -> ImageSet:
+    if subject.data is None:
+        raise InputError(
+            "--dataset is missing: this target does not say which images it wants; give e.g. --dataset cifar10"
+        )
+    return load(subject.data, "test", data_dir=data_dir, limit=limit)
 
 
 def _plan(
-    target: Target, attacks: str | None, eps: str | None, step_size: str | None, norm: Norm | None
-) -> EvaluationConfig:
-    """The run's own plan, with what the command line says in its place."""
-    own = target.description.run_config().evaluation
-    names = _names(attacks) if attacks is not None else own.attacks if own else ("clean",)
-    radius, step = number("--eps", eps), number("--step-size", step_size)
-    if own is not None and radius is None and norm in (None, own.norm):
-        return EvaluationConfig(
-            attacks=names, eps=own.eps, step_size=own.step_size if step is None else step, norm=own.norm
-        )
+    own: EvaluationConfig | None, attacks: str | None, eps: str | None, step_size: str | None, norm: Norm | None
+) -> tuple[EvaluationConfig, tuple[float, ...]]:
+    """The run's own plan, with what the command line says in its place, and the radii."""
+    names = _names("--attacks", attacks) if attacks is not None else own.attacks if own else ("clean",)
+    step = number("--step-size", step_size)
+    radii = None if eps is None else tuple(number("--eps", text) or 0.0 for text in _names("--eps", eps))
+    if own is not None and radii is None and norm in (None, own.norm):
+        plan = replace(own, attacks=names, step_size=own.step_size if step is None else step)
+        return plan, (own.eps,)
     attacked = [name for name in names if name != "clean"]
-    if radius is None and attacked:
+    if radii is None and attacked:
         raise InputError(f"--eps is missing for {', '.join(attacked)}; give e.g. --eps 8/255")
+    radii = radii or (1.0,)
     chosen = norm or (own.norm if own else "linf")
-    return EvaluationConfig(attacks=names, eps=1.0 if radius is None else radius, step_size=step, norm=chosen)
+    return EvaluationConfig(attacks=names, eps=radii[0], step_size=step, norm=chosen), radii
 
 
-def _names(attacks: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in attacks.split(",") if name.strip())
+def _names(option: str, text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise InputError(f"--attacks must name at least one, got {attacks!r}; write e.g. clean,fgsm,pgd20")
+        raise InputError(f"{option} must name at least one, got {text!r}; write e.g. clean,fgsm,pgd20 or 8/255")
     return names
 
 
-def _print(
-    target: Target, plan: EvaluationConfig, accuracy: dict[str, float], count: int, data: str, seed: int, as_json: bool
-) -> None:
-    description = target.description
-    step = plan.eps / 4 if plan.step_size is None else plan.step_size
-    if as_json:
-        record = {
-            "target": str(target.path),
-            "weights": description.which,
-            "selection": description.selection,
-            "epoch": description.epoch,
-            "data": data,
-            "count": count,
-            "norm": plan.norm,
-            "eps": float(plan.eps),
-            "eps_as_written": str(plan.eps),
-            "step_size": float(step),
-            "seed": seed,
-            "accuracy": accuracy,
-            "versions": software_versions(),
-        }
-        typer.echo(json.dumps(record, indent=2))
-        return
+def _print(report: Report) -> None:
     console = Console()
-    title = f"{target.path}: {count:,} test images of {data}"
-    if plan.strongest() is not None:
-        title += f", {plan.norm} eps {plan.eps}, step {step:g}"
+    settings, subject = report.settings, report.subject
+    title = f"{subject.target}: {report.count:,} test images of {subject.data}"
+    if set(settings.attacks) != {"clean"}:
+        radii = ", ".join(f"{written(eps)} = {float(eps):.6g}" for eps in settings.eps)
+        step = "eps/4" if settings.step_size is None else f"{settings.step_size:g}"
+        title += f"; {settings.norm} eps {radii}; step {step}; seed {settings.seed}"
     console.print(title, highlight=False, soft_wrap=True)
-    table = Table()
-    table.add_column("attack")
-    table.add_column("accuracy %", justify="right")
-    for name, value in accuracy.items():
-        table.add_row(name, f"{value:.2f}")
+    table = Table("attack", "accuracy %")
+    table.columns[1].justify = "right"
+    for name, value in report.accuracy.items():
+        part = name.startswith(f"{AUTOATTACK}/")
+        table.add_row(f"  after {name.removeprefix(AUTOATTACK + '/')}" if part else name, f"{value:.2f}")
     console.print(table)
-    console.print(f"weights: {description.which}, {description.selection} (epoch {description.epoch})", highlight=False)
+    _print_measured(console, report)
+    weights = f"weights: {subject.weights}, {subject.selection}" + (
+        f" (epoch {subject.epoch})" if subject.epoch else ""
+    )
+    console.print(weights, highlight=False, soft_wrap=True)
+    for alarm in report.alarms:
+        console.print(f"[bold red]alarm {alarm.name}[/]: {alarm.message}. {alarm.suggestion}", highlight=False)
+    if report.files is not None:
+        console.print(f"records: {report.files}", highlight=False, soft_wrap=True)
+
+
+def _print_measured(console: Console, report: Report) -> None:
+    record = report.to_json()
+    margins, distance = record["margins"], record["distance"]
+    if margins is not None and margins["correct"]["mean"] is not None:
+        correct = margins["correct"]
+        console.print(
+            f"effective margin ({record['norm']}): {correct['mean']:.4g} ± {correct['std']:.4g} if classified right",
+            highlight=False,
+        )
+    if distance is not None and distance["median"] is not None:
+        rank = distance["rank_correlation"]
+        shown = "" if rank is None else f"; rank correlation with the margin {rank:.3f}"
+        console.print(
+            f"distance to the nearest adversarial image: median {distance['median']:.4g}{shown}", highlight=False
+        )

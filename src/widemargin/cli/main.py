@@ -12,6 +12,7 @@ from widemargin.cli.demo import demo
 from widemargin.cli.evaluate import evaluate
 from widemargin.cli.margins import margins
 from widemargin.cli.recipes import recipes_app
+from widemargin.cli.report import report
 from widemargin.cli.reproduce import reproduce
 from widemargin.cli.sweep import sweep
 from widemargin.cli.train import train
@@ -45,6 +46,7 @@ app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("margins")(margins)
 app.command("reproduce")(reproduce)
+app.command("report")(report)
 app.command("sweep")(sweep)
 app.add_typer(recipes_app, name="recipes")
 

@@ -94,8 +94,8 @@ class EvaluationConfig:
             self.attack(name)
 
     def attack(self, name: str) -> PGD | FGSM | None:
-        """The attack of that name with this plan's settings; None for "clean"."""
-        if name == "clean":
+        """The gradient attack of that name; None for "clean" and for "autoattack", which is more than one."""
+        if name in ("clean", "autoattack"):
             return None
         return attack_named(name, eps=self.eps, step_size=self.step_size, norm=self.norm)
 

@@ -1,7 +1,7 @@
 """Judging a trained model."""
 
 from widemargin.evaluation.accuracy import classified, percent, verdicts
-from widemargin.evaluation.evaluate import evaluate
+from widemargin.evaluation.evaluator import evaluate
 from widemargin.evaluation.margins import MeasuredMargins, measure_margins
 from widemargin.evaluation.report import Report, Subject
 from widemargin.evaluation.target import Target, load_target

@@ -142,7 +142,7 @@ def _compare(accuracy: Mapping[str, float], eps: str) -> list[Alarm]:
             Alarm(
                 "pgd-far-above-autoattack",
                 f"PGD leaves {min(pgd):.1f}%, AutoAttack {accuracy[AUTOATTACK]:.1f}%{where}",
-                "the PGD number flatters this model (usual for re-weighted training and cosine logits); report AutoAttack",
+                "the PGD number flatters this model (usual for re-weighted training, cosine logits); report AutoAttack",
             )
         )
     if pgd and "fgsm" in accuracy and accuracy["fgsm"] < min(pgd) - FAR:

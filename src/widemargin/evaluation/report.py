@@ -59,7 +59,7 @@ class Report:
             "data": {"name": subject.data, "split": "test", "count": self.count},
             "norm": settings.norm,
             "eps": [{"written": written(eps), "value": float(eps)} for eps in settings.eps],
-            "step_size": None if settings.step_size is None else float(settings.step_size),
+            "step_size": self._step_size(),
             "seed": settings.seed,
             "shard_size": settings.shard_size,
             "batch_size": settings.batch_size,
@@ -74,6 +74,13 @@ class Report:
             "precision": "float32 (no TF32)",
             "seconds": self.seconds,
         }
+
+    def _step_size(self) -> float | None:
+        """As given; eps/4 for one eps; None for several, each of which has its own eps/4."""
+        settings = self.settings
+        if settings.step_size is not None:
+            return float(settings.step_size)
+        return float(settings.eps[0]) / 4 if len(settings.eps) == 1 else None
 
     def _margins(self) -> dict[str, Any] | None:
         if self.margin is None:

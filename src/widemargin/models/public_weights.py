@@ -24,7 +24,7 @@ _SHOWN = 3  # keys named per kind of failure
 
 def load_public_state_dict(model: nn.Module, state_dict: Mapping[str, object]) -> None:
     """Load weights under any of the field's conventions; where they do not fit, the model stays unchanged."""
-    weights = _without_habits(_unwrapped(state_dict))
+    weights = plain_weights(state_dict)
     own = model.state_dict()
     _check_normalization(model, _take_normalization(weights, own))
     for key in own.keys() - weights.keys():
@@ -32,6 +32,11 @@ def load_public_state_dict(model: nn.Module, state_dict: Mapping[str, object]) -
             weights[key] = own[key]
     _require_same_keys(model, own, weights)
     model.load_state_dict(weights, strict=True)
+
+
+def plain_weights(state_dict: Mapping[str, object]) -> dict[str, object]:
+    """The weights under plain keys: unwrapped, without prefixes and without the unused group."""
+    return _without_habits(_unwrapped(state_dict))
 
 
 def _unwrapped(state_dict: Mapping[str, object]) -> Mapping[str, object]:

@@ -7,7 +7,9 @@ from widemargin.reports.inputs.evaluation import Evaluation
 from widemargin.reports.inputs.run_folder import Run
 from widemargin.reports.reference import Reference
 
-MANY = 6
+MANY = 4
+HARMLESS = ("seed=", "watch.", "evaluation.")
+"""Changes of these leave the trained model what it is (the seed is named elsewhere)."""
 
 
 def notes_of_evaluation(evaluation: Evaluation, run: Run | None, reference: Reference | None) -> list[str]:
@@ -25,7 +27,7 @@ def differences(settings: Mapping[str, object], reference: Reference | None) -> 
     """The recipe's own note, and which of its settings were changed."""
     if reference is None or not settings:
         return []
-    changed = [change for change in changes(settings, reference.settings) if not change.startswith("seed=")]
+    changed = [change for change in changes(settings, reference.settings) if not change.startswith(HARMLESS)]
     shown = ", ".join(changed[:MANY]) + (f" and {len(changed) - MANY} more" if len(changed) > MANY else "")
     note = [reference.note] if reference.note else []
     return note + ([f"changed from the recipe: {shown}"] if changed else [])

@@ -1,4 +1,4 @@
-"""What a named run is held against: its recipe's settings and the published numbers. Handed in, never looked up here."""
+"""What a named run is held against: its recipe's settings and the published numbers, handed in by the caller."""
 
 import math
 from collections.abc import Mapping

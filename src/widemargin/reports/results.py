@@ -22,6 +22,7 @@ class Row:
 
     label: str
     kind: str
+    data: str
     cells: Mapping[Measure, Cell]
     notes: Sequence[str] = ()
     source: str = ""
@@ -29,8 +30,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Results:
-    """The table."""
+    """The table of one data set: numbers on different data do not stand in one column."""
 
+    data: str
     measures: Sequence[Measure]
     rows: Sequence[Row]
 
@@ -40,14 +42,17 @@ class Results:
         return any(cell.paper is not None for row in self.rows for cell in row.cells.values())
 
 
-def results(found: Findings, references: References) -> Results:
-    """Rows of evaluations, means over seeds, then runs that nobody has evaluated."""
+def results(found: Findings, references: References) -> list[Results]:
+    """For each data set: rows of evaluations, means over seeds, then runs that nobody has evaluated."""
     rows = [_of_evaluation(evaluation, found.runs, references) for evaluation in found.evaluations]
     rows += _means(found.evaluations, rows)
     judged = {run.folder for e in found.evaluations if (run := owner(e, found.runs)) is not None}
     rows += [_of_run(run, references) for run in found.runs if run.folder not in judged]
-    measures = in_order(measure for row in rows for measure in row.cells)
-    return Results(measures, rows)
+    return [_table(data, [row for row in rows if row.data == data]) for data in dict.fromkeys(row.data for row in rows)]
+
+
+def _table(data: str, rows: Sequence[Row]) -> Results:
+    return Results(data, in_order(measure for row in rows for measure in row.cells), rows)
 
 
 def _of_evaluation(evaluation: Evaluation, runs: Sequence[Run], references: References) -> Row:
@@ -62,6 +67,7 @@ def _of_evaluation(evaluation: Evaluation, runs: Sequence[Run], references: Refe
     return Row(
         label=evaluation.label,
         kind=evaluation.kind,
+        data=evaluation.data,
         cells=cells,
         notes=notes_of_evaluation(evaluation, run, reference),
         source=reference.source if reference else "",
@@ -103,8 +109,14 @@ def _of_run(run: Run, references: References) -> Row:
             last[measure] = curve[-1][1]
     cells = {measure: _cell(measure, value, None, reference) for measure, value in last.items()}
     notes = ["not evaluated: as watched in training", *state(run), *differences(run.config, reference)]
+    data = run.config.get("data", {}).get("name", "")
     return Row(
-        label=run.label, kind="run", cells=cells, notes=notes, source=reference.source if reference and cells else ""
+        label=run.label,
+        kind="run",
+        data=data,
+        cells=cells,
+        notes=notes,
+        source=reference.source if reference and cells else "",
     )
 
 
@@ -126,6 +138,7 @@ def _mean(name: str, rows: Sequence[Row]) -> Row:
     return Row(
         label=f"{name}, mean of {len(rows)} seeds",
         kind="mean",
+        data=rows[0].data,
         cells=cells,
         notes=["± over seeds"],
         source=rows[0].source,

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from widemargin.reports.charts.scale import Scale, Tick
 
 WIDTH, HEIGHT = 360.0, 236.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 12.0, 40.0
+LEFT, RIGHT, TOP, BOTTOM = 38.0, 14.0, 26.0, 38.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,7 @@ def _y_axis(on: Axes) -> Markup:
         '<text class="tick" x="{at:g}" y="{y:.1f}" dy="3.5" text-anchor="end">{text}</text>'
     )
     rows = [
-        row.format(left=LEFT, right=WIDTH - RIGHT, y=on.y(t.value), at=LEFT - 6, text=t.text.replace("-", "−"))
-        for t in on.y_ticks
+        row.format(left=LEFT, right=WIDTH - RIGHT, y=on.y(t.value), at=LEFT - 6, text=minus(t.text)) for t in on.y_ticks
     ]
     return Markup("").join(rows)
 
@@ -74,14 +73,18 @@ def _x_axis(on: Axes) -> Markup:
         '<text class="tick" x="{x:.1f}" y="{at:g}" text-anchor="middle">{text}</text>'
     )
     marks = [
-        mark.format(x=on.x(t.value), y=bottom, end=bottom + 4, at=bottom + 16, text=t.text.replace("-", "−"))
-        for t in on.x_ticks
+        mark.format(x=on.x(t.value), y=bottom, end=bottom + 4, at=bottom + 16, text=minus(t.text)) for t in on.x_ticks
     ]
     return line + Markup("").join(marks)
+
+
+def minus(text: str) -> str:
+    """A number with a true minus sign, as wide as the digits."""
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _units(text: Text) -> Markup:
     return Markup(
         '<text class="unit" x="{x:g}" y="{y:g}" text-anchor="end">{across}</text>'
-        '<text class="unit" x="12" y="{middle:g}" text-anchor="middle" transform="rotate(-90 12 {middle:g})">{up}</text>'
-    ).format(x=WIDTH - RIGHT, y=HEIGHT - 6, middle=(TOP + HEIGHT - BOTTOM) / 2, across=text.x, up=text.y)
+        '<text class="unit" x="0" y="11">{up}</text>'
+    ).format(x=WIDTH - RIGHT, y=HEIGHT - 5, across=text.x, up=text.y)

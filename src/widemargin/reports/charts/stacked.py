@@ -21,7 +21,8 @@ def _row(label: str, parts: Sequence[tuple[str, str, int]], top: float) -> Marku
     for name, style, count in parts:
         width = WIDTH * count / total
         bars += Markup(
-            '<rect class="{style}" x="{x:.2f}" y="{y:g}" width="{w:.2f}" height="{h:g}"><title>{name}: {count:,}</title></rect>'
+            '<rect class="{style}" x="{x:.2f}" y="{y:g}" width="{w:.2f}" height="{h:g}">'
+            "<title>{name}: {count:,}</title></rect>"
         ).format(style=style, x=left, y=top + 18, w=width, h=BAR, name=name, count=count)
         left += width
     return Markup('<text class="rowname" x="0" y="{:g}">{}</text>{}').format(top + 12, label, bars)

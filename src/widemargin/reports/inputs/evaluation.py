@@ -1,4 +1,4 @@
-"""An evaluation, from whatever file it comes: ``report.json``, the shards of an unfinished one, or a ``result.json``."""
+"""An evaluation, whatever it was read from: a ``report.json``, the shards of an unfinished one, a ``result.json``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Reading files that others wrote: what is missing is left out, what is wrong is refused in one line naming the file."""
+"""Files that others wrote: what is missing is left out, what is wrong is refused in one line that names the file."""
 
 import json
 import math

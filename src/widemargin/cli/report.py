@@ -1,0 +1,52 @@
+"""``widemargin report``: runs, evaluations and sweeps as one page, beside the published numbers."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from widemargin.checkpoints import software_versions
+from widemargin.config_files import to_dict
+from widemargin.recipes import all_recipes
+from widemargin.recipes.recipe import Recipe
+from widemargin.reports.reference import Reference
+from widemargin.reports.report import write_report
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run, evaluation, sweep or reproduce folders; each is searched."),
+    ],
+    out: Annotated[Path, typer.Option(help="The page; the tables go beside it as .md, .csv and .tex.")] = Path(
+        "report.html"
+    ),
+    title: Annotated[str | None, typer.Option(help="Default: what is compared.", show_default=False)] = None,
+) -> None:
+    """Write one HTML page that needs no network, and its tables as Markdown, CSV and LaTeX; unfinished runs too."""
+    written = write_report(
+        folders, out, references=references(), title=title, version=software_versions()["widemargin"]
+    )
+    typer.echo("\n".join(str(path) for path in written.files))
+
+
+def references() -> dict[str, Reference]:
+    """Every recipe as something to be compared with, by name."""
+    return {name: _reference(recipe) for name, recipe in all_recipes().items()}
+
+
+def _reference(recipe: Recipe) -> Reference:
+    published = recipe.published
+    return Reference(
+        settings=to_dict(recipe.config),
+        results=published.results if published else {},
+        source=f"{_place(published.table)}, {published.row}" if published else "",
+        note=recipe.note,
+    )
+
+
+def _place(table: str) -> str:
+    """table3_wide_resnet -> Table 3, supplement_resnet18 -> the supplement."""
+    number = re.match(r"table(\d+)", table)
+    return f"Table {number[1]}" if number else "the supplement"

@@ -1,0 +1,122 @@
+"""Whatever can be judged: a run folder, a checkpoint of ours, public weights, or a model a function of yours makes.
+
+No pickle is ever executed: ``.pt`` and ``.pth`` files are read as tensors alone.
+"""
+
+import importlib
+import pickle
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from widemargin.config import EvaluationConfig
+from widemargin.data import ImageSet
+from widemargin.errors import InputError
+from widemargin.evaluation.report import Subject
+from widemargin.evaluation.target import Target, load_target
+from widemargin.heads import HypersphereHead
+from widemargin.models import load_public_state_dict
+from widemargin.models.guess import guess_model
+
+PICKLED = (".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Judgeable:
+    """A model and what is known about it."""
+
+    model: nn.Module
+    subject: Subject
+    plan: EvaluationConfig | None = None
+    data: str | None = None
+    target: Target | None = None
+    """Where it comes from, if a run of ours made it."""
+
+    def check_fits(self, data: ImageSet) -> None:
+        """Refuse images that a run of ours was not trained on; others must find out by trying."""
+        if self.target is not None:
+            self.target.check_fits(data)
+
+
+def load_judgeable(
+    text: str, *, image_shape: tuple[int, int, int] | None, head_scale: float | None = None
+) -> Judgeable:
+    """``image_shape`` is that of the data to judge on: public weights do not say what images they want."""
+    if ":" in text and not Path(text).exists():
+        return _from_factory(text)
+    path = Path(text)
+    if path.is_file() and (path.suffix in PICKLED or not _is_ours(path)):
+        return _from_public(path, image_shape, head_scale)
+    target = load_target(path)
+    description = target.description
+    config = description.run_config()
+    subject = Subject(
+        target=str(target.path),
+        name=config.name,
+        weights=description.which,
+        selection=description.selection,
+        epoch=description.epoch,
+        data=config.data.name,
+    )
+    return Judgeable(target.model, subject, config.evaluation, config.data.name, target)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="pt") as stream:
+            return "widemargin" in (stream.metadata() or {})
+    except (SafetensorError, OSError):
+        return True  # let our reader say what is wrong with it
+
+
+def _from_public(path: Path, image_shape: tuple[int, int, int] | None, head_scale: float | None) -> Judgeable:
+    weights = read_tensors(path)
+    if image_shape is None:
+        raise InputError(f"{path} does not say which images it wants; give --dataset")
+    config, head, num_classes = guess_model(weights, head_scale=head_scale)
+    model = config.build(image_shape=image_shape, num_classes=num_classes, seed=0, make_head=head)
+    load_public_state_dict(model, weights)
+    for module in model.modules():
+        if isinstance(module, HypersphereHead):  # files of several-GPU runs hold rows that left the sphere
+            module.project()
+    subject = Subject(
+        target=str(path), name=path.stem, weights="public file", selection="unknown: the file does not say"
+    )
+    return Judgeable(model.eval(), subject)
+
+
+def read_tensors(path: Path) -> Mapping[str, Any]:
+    """The tensors of a public file; anything that would run code is refused."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise InputError(
+            f"{path} cannot be read as tensors alone, and nothing else is ever run: {reason}; save model.state_dict()"
+        ) from None
+    if not isinstance(content, Mapping):
+        raise InputError(f"{path} holds a {type(content).__name__}, not a state dict; save model.state_dict()")
+    return content
+
+
+def _from_factory(text: str) -> Judgeable:
+    module, _, name = text.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"{text!r} is neither a file nor a function: {error}; write package.module:function") from None
+    model = factory()
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{text} must return a torch.nn.Module, got {type(model).__name__}")
+    return Judgeable(model.eval(), Subject(target=text, name=text, weights="made by a function", selection="unknown"))

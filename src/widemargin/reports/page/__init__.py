@@ -1,0 +1,1 @@
+"""The page: one module for each section, and a template for how it looks."""

@@ -1,0 +1,80 @@
+"""Margin histograms and their numbers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from widemargin.reports.charts.frame import Text, minus
+from widemargin.reports.charts.histogram import Sample, histogram
+from widemargin.reports.inputs.evaluation import Evaluation, Margins
+from widemargin.reports.inputs.search import Findings
+from widemargin.reports.measures import norm_title
+from widemargin.reports.page.section import Figure, Section
+from widemargin.reports.tables import Entry, Head, TextTable
+
+
+def margins_section(found: Findings) -> Section | None:
+    """One figure for each norm (margins in different norms do not share an axis), and every summary."""
+    figures = []
+    norms = dict.fromkeys(evaluation.margin_norm for evaluation in found.evaluations)
+    shown = [e for e in found.evaluations if e.examples is not None and e.examples.finite_margins()]
+    for norm in norms:
+        members = [evaluation for evaluation in shown if evaluation.margin_norm == norm]
+        if members:
+            figures.append(_figure(norm, members, found))
+    rows = [row for evaluation in found.evaluations for row in _rows(evaluation)]
+    if not figures and not rows:
+        return None
+    return Section(
+        id="margins",
+        title="Effective margins",
+        lines=["How far the decision boundary is, by the model's own gradient; left of zero: misclassified."],
+        legend=[(evaluation.label, found.color(evaluation.label)) for evaluation in shown],
+        figures=figures,
+        tables=[_table(rows)] if rows else [],
+    )
+
+
+def _figure(norm: str, evaluations: Sequence[Evaluation], found: Findings) -> Figure:
+    samples = [Sample(e.label, found.color(e.label), e.examples.finite_margins()) for e in evaluations if e.examples]
+    said = "; ".join(f"{s.label}: {len(s.values):,} images, mean {np.mean(s.values):.3f}" for s in samples)
+    title = f"Effective margins, {norm_title(norm)}"
+    unit = f"effective margin ({norm_title(norm)})"
+    text = Text(id=f"margins-{norm}", title=title, description=said, x=unit, y="share of images, %")
+    return Figure(picture=histogram(text, samples), title=title, caption="Dashed: the mean over all images.")
+
+
+def _rows(evaluation: Evaluation) -> list[tuple[str, str, Margins]]:
+    names = {"correct": "correct", "all": "all", "train": "training, correct"}
+    return [
+        (evaluation.label, f"{names.get(key, key)}, {norm_title(evaluation.margin_norm)}", margins)
+        for key, margins in evaluation.margins.items()
+    ]
+
+
+def _table(rows: Sequence[tuple[str, str, Margins]]) -> TextTable:
+    quantiles = sorted({key for _, _, margins in rows for key in margins.quantiles}, key=float)
+    heads = [Head("Evaluation"), *map(Head, ("Images", "Mean", "Std")), *(Head(_percentile(q)) for q in quantiles)]
+    return TextTable(
+        title="Margins in numbers",
+        heads=heads,
+        rows=[
+            (
+                Entry(label, which),
+                [
+                    Entry(f"{margins.count:,}"),
+                    *map(_number, (margins.mean, margins.std, *(margins.quantiles.get(q) for q in quantiles))),
+                ],
+            )
+            for label, which, margins in rows
+        ],
+        notes=["Columns in percent are quantiles: so many of the images have a smaller margin."],
+    )
+
+
+def _percentile(quantile: str) -> str:
+    return f"{100 * float(quantile):g}%"
+
+
+def _number(value: float | None) -> Entry:
+    return Entry("-" if value is None else minus(f"{value:.3f}"))

@@ -1,0 +1,43 @@
+"""One section of the page: a heading, figures, tables. A section without data does not exist."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+
+from widemargin.reports.tables import TextTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A picture with a caption."""
+
+    picture: Markup
+    title: str
+    caption: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """``lines`` are sentences, ``commands`` what one types; ``more`` is for the section's own template."""
+
+    id: str
+    title: str
+    lines: Sequence[str] = ()
+    legend: Sequence[tuple[str, int]] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[TextTable] = ()
+    commands: Sequence[str] = ()
+    template: str = "plain.html"
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def counted(number: int, noun: str) -> str:
+    """1 run, 2 runs."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

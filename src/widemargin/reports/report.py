@@ -1,0 +1,74 @@
+"""``write_report``: folders in, one HTML page out, with the same tables as Markdown, CSV and LaTeX beside it."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from widemargin.errors import InputError
+from widemargin.files import make_folder, write_text_whole
+from widemargin.reports.inputs.search import Findings, search
+from widemargin.reports.numbers import tidy_csv
+from widemargin.reports.page.page import Page, html, page
+from widemargin.reports.reference import Reference
+from widemargin.reports.results import results
+from widemargin.reports.tables import latex, markdown
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files written, and what is in them."""
+
+    files: Sequence[Path]
+    page: Page
+    found: Findings
+
+
+def write_report(
+    folders: Sequence[str | Path],
+    out: str | Path = "report.html",
+    *,
+    references: Mapping[str, Reference] | None = None,
+    title: str | None = None,
+    version: str = "",
+) -> Written:
+    """Show everything in the folders; ``references`` are the recipes to compare with, by name."""
+    target = Path(out)
+    if target.suffix != ".html" or target.is_dir():
+        raise InputError(f"--out must name an .html file, got {target}; the other formats are written beside it")
+    if not folders:
+        raise InputError("report: give at least one folder")
+    places = [Path(folder) for folder in folders]
+    found, known = search(places), references or {}
+    tables = results(found, known)
+    content = page(found, tables, known, folders=places, out=target, title=title)
+    texts = {
+        ".html": html(content, date=datetime.date.today().isoformat(), version=version),
+        ".md": as_markdown(content),
+        ".csv": tidy_csv(tables, found.evaluations),
+        ".tex": as_latex(content),
+    }
+    make_folder(target.parent)
+    for suffix, text in texts.items():
+        write_text_whole(target.with_suffix(suffix), text)
+    return Written([target.with_suffix(suffix) for suffix in texts], content, found)
+
+
+def as_markdown(content: Page) -> str:
+    """The tables and sentences of the page as Markdown."""
+    parts = [f"# {content.title}\n\n{content.summary}\n"]
+    for section in content.sections:
+        body = [f"{line}\n" for line in section.lines]
+        for table in section.tables:
+            body += [f"### {table.title}\n"] * (table.title != section.title) + [markdown(table)]
+        if section.commands:
+            body.append("```sh\n" + "\n".join(section.commands) + "\n```\n")
+        if body:
+            parts.append("\n".join([f"## {section.title}\n", *body]))
+    return "\n".join(parts)
+
+
+def as_latex(content: Page) -> str:
+    """The tables of the page as LaTeX."""
+    tables = [latex(table) for section in content.sections for table in section.tables]
+    return "% \\usepackage{booktabs}\n\n" + "\n".join(tables)
