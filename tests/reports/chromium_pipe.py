@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
+FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -23,7 +23,7 @@ FLAGS = [
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
     "--remote-debugging-pipe",
-]
+)
 PATIENCE = 30.0
 
 

@@ -30,9 +30,19 @@ def parts_for(num_classes: int) -> tuple[str, ...]:
 
 
 def make_reference(
-    model: nn.Module, *, eps: float, norm: Norm, seed: int, num_classes: int, device: torch.device
+    model: nn.Module,
+    *,
+    eps: float,
+    norm: Norm,
+    seed: int,
+    num_classes: int,
+    device: torch.device,
+    max_steps: int | None = None,
 ) -> Any:
-    """The official attack object in its standard version, with as many targets as there are classes for."""
+    """The official attack object in its standard version, with as many targets as there are classes for.
+
+    ``max_steps`` cuts every part short, where only the code is on trial.
+    """
     try:
         from pyautoattack import AutoAttack
     except ImportError:
@@ -43,6 +53,9 @@ def make_reference(
     reference.fab.n_target_classes = targets
     reference.fab.targeted = True
     reference.apgd.loss = "ce"
+    if max_steps is not None:
+        reference.apgd.n_iter = reference.apgd_targeted.n_iter = reference.fab.n_iter = max_steps
+        reference.square.n_queries = max_steps
     return reference
 
 

@@ -15,6 +15,7 @@ from widemargin.data import ImageSet
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers
 from widemargin.evaluation.backend import undisturbed
+from widemargin.evaluation.gallery import GALLERY, write_gallery
 from widemargin.evaluation.judge import Judge
 from widemargin.evaluation.processes import Processes, processes
 from widemargin.evaluation.report import Report, Subject, collect, write_report
@@ -103,6 +104,9 @@ def _run(
         if shard.number == 0:
             _check_fits(wrapped, shard, device)
             alarms = _sanity(wrapped, shard, settings, store, device) if settings.sanity else []
+            if group.first and store.folder is not None and not (store.folder / GALLERY).exists():
+                with undisturbed(wrapped):
+                    write_gallery(wrapped, shard, settings, store.folder, device)
         if group.mine(shard.number) and not store.has_shard(shard.number):
             with undisturbed(wrapped):
                 judge = Judge(wrapped, settings, store, device, lambda text: console.print(text, highlight=False))

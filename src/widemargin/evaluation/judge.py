@@ -89,9 +89,7 @@ class Judge:
     ) -> dict[str, Record]:
         """Adds a column after each part and one for the whole; returns the pieces."""
         settings = self.settings
-        reference: Any = make_reference(
-            self.model, eps=eps, norm=settings.norm, seed=settings.seed, num_classes=classes, device=self.device
-        )
+        reference = self._reference(eps, classes)
         survivors, pieces = columns["clean"].clone(), {}
         for part in parts_for(classes):
             label = settings.label(f"{AUTOATTACK}/{part}", eps)
@@ -110,14 +108,24 @@ class Judge:
         columns[settings.label(AUTOATTACK, eps)] = survivors
         return pieces
 
+    def _reference(self, eps: float, classes: int) -> Any:
+        settings = self.settings
+        return make_reference(
+            self.model,
+            eps=eps,
+            norm=settings.norm,
+            seed=settings.seed,
+            num_classes=classes,
+            device=self.device,
+            max_steps=settings.max_steps,
+        )
+
     def _measured(self, shard: Shard, x: Tensor, y: Tensor, classes: int) -> dict[str, Record]:
         settings, pieces = self.settings, {}
         if settings.margins:
             pieces["margin"] = self._piece(shard, "margin", lambda: {"values": _numbers(self._margin(x, y))})
         if settings.distance:
-            reference = make_reference(
-                self.model, eps=1.0, norm=settings.norm, seed=settings.seed, num_classes=classes, device=self.device
-            )
+            reference = self._reference(1.0, classes)
             pieces["distance"] = self._piece(
                 shard,
                 "distance",

@@ -27,7 +27,7 @@ class EvaluationSettings:
     margins: bool = True
     sanity: bool = True
     max_steps: int | None = None
-    """Cuts PGD short where only the code is on trial."""
+    """Cuts PGD and every part of AutoAttack short where only the code is on trial."""
 
     def __post_init__(self) -> None:
         choice("evaluate", "norm", self.norm, tuple(THREATS))

@@ -14,7 +14,7 @@ from widemargin.evaluation.wrapped import as_images
 
 @dataclass(frozen=True)
 class Shard:
-    """Examples ``first`` to ``first + len(labels)`` of the data: images float32 in [0, 1], and their labels."""
+    """Examples from ``first`` on: images float32 in [0, 1], and their labels, on the CPU."""
 
     number: int
     first: int
@@ -47,7 +47,7 @@ def shards(
 
 
 def _shard(number: int, first: int, x: Tensor, y: Tensor) -> Shard:
-    return Shard(number, first, as_images(x), y, flat=x.dim() == 2)
+    return Shard(number, first, as_images(x), y.cpu(), flat=x.dim() == 2)
 
 
 def _batches(

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from widemargin.checkpoints import software_versions
 from widemargin.config import RunConfig
 from widemargin.config_files import to_dict
-from widemargin.data import in_order
+from widemargin.data import ImageSet, in_order
 from widemargin.errors import InputError
-from widemargin.evaluation import load_target, measure_margins
-from widemargin.evaluation.plan import accuracies
+from widemargin.evaluation import Subject, Target, evaluate, load_target, measure_margins
 from widemargin.experiments.quick import ATTACK_STEPS, quick
 from widemargin.files import write_text_whole
 from widemargin.recipes.tables import Row, Table
@@ -119,15 +119,42 @@ def reproduce(
         yield job
 
 
+def _accuracy(job: Job, model: nn.Module, test: ImageSet, target: Target) -> dict[str, float]:
+    """As the recipe's plan says, with the records beside the run; an interrupted evaluation goes on."""
+    plan = job.config.evaluation
+    if plan is None:
+        return {}
+    subject = Subject(
+        target=str(target.path),
+        name=job.config.name,
+        weights=target.description.which,
+        selection=target.description.selection,
+        epoch=target.description.epoch,
+        data=test.name,
+    )
+    report = evaluate(
+        model,
+        test,
+        plan.attacks,
+        plan.eps,
+        plan.norm,
+        plan.step_size,
+        job.seed,
+        job.folder / "evaluation",
+        max_steps=ATTACK_STEPS if job.quick else None,
+        sanity=not job.quick,
+        subject=subject,
+    )
+    return report.accuracy
+
+
 def _judge(job: Job, run: RunResult, *, data_dir: str | None, device: torch.device) -> None:
     began = time.monotonic()
     config = job.config
     target = load_target(run.folder)
     model = target.model.to(device)
     splits = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=device)
-    steps = ATTACK_STEPS if job.quick else None
-    plan = config.evaluation
-    accuracy = {} if plan is None else accuracies(model, splits.test, plan, seed=job.seed, max_steps=steps)
+    accuracy = _accuracy(job, model, splits.test, target)
     margins = {}
     if job.margins:
         points = training_points(Nets(model=model), splits.train, config, config.epochs)

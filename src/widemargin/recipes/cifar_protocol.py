@@ -32,6 +32,7 @@ AT = Adversarial(attack=UNIFORM)
 TRADES = Trades(attack=UNIFORM, beta=12.0, inner="ce")
 """TRADES as the EMR paper's code runs it: x' by cross-entropy, beta 12."""
 
+ATTACKS = ("clean", "fgsm", "pgd10", "pgd100", "autoattack")
 AT_EPOCHS, AT_DROPS, AT_EMR_DROPS = 100, (60, 90), (59, 89)
 TRADES_EPOCHS, TRADES_DROPS, TRADES_EMR_DROPS = 130, (60, 120), (59, 119)
 
@@ -49,7 +50,7 @@ def base(
         objective=objective,
         optimizer=OptimizerConfig(lr=0.1, momentum=0.9, weight_decay=weight_decay, schedule=schedule),
         watch=WatchConfig(attack=VALIDATION, test=False, margins=()),
-        evaluation=EvaluationConfig(attacks=("clean", "fgsm", "pgd10", "pgd100"), eps=EPS, step_size=STEP_SIZE),
+        evaluation=EvaluationConfig(attacks=ATTACKS, eps=EPS, step_size=STEP_SIZE),
     )
 
 

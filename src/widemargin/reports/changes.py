@@ -1,11 +1,10 @@
 """In which settings a run differs from its recipe, written as the ``--set`` options that make the difference."""
 
+import copy
 import json
+import tomllib
 from collections.abc import Mapping
 from typing import Any
-
-from widemargin.config_files import from_dict, with_overrides
-from widemargin.errors import InputError
 
 Table = Mapping[str, Any]
 
@@ -43,7 +42,15 @@ def toml_value(value: Any) -> str:
 
 def lead_to(overrides: list[str], recipe: Table, settings: Table) -> bool:
     """Whether the recipe with these overrides is the run indeed."""
-    try:
-        return with_overrides(from_dict(dict(recipe)), overrides) == from_dict(dict(settings))
-    except InputError:
-        return False
+    table = copy.deepcopy(dict(recipe))
+    for override in overrides:
+        path, _, text = override.partition("=")
+        *above, last = path.split(".")
+        inside = table
+        for key in above:
+            inside = inside.setdefault(key, {})
+        if text == "none":
+            inside.pop(last, None)
+        else:
+            inside[last] = tomllib.loads(f"value = {text}")["value"]
+    return table == dict(settings)

@@ -1,6 +1,7 @@
 """``write_report``: folders in, one HTML page out, with the same tables as Markdown, CSV and LaTeX beside it."""
 
 import datetime
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from widemargin.reports.numbers import tidy_csv
 from widemargin.reports.page.page import Page, html, page
 from widemargin.reports.reference import Reference
 from widemargin.reports.results import results
-from widemargin.reports.tables import latex, markdown
+from widemargin.reports.tables import latex, markdown, plain
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,22 @@ def write_report(
 
 def as_markdown(content: Page) -> str:
     """The tables and sentences of the page as Markdown."""
-    parts = [f"# {content.title}\n\n{content.summary}\n"]
+    parts = [f"# {plain(content.title)}\n\n{plain(content.summary)}\n"]
     for section in content.sections:
-        body = [f"{line}\n" for line in section.lines]
+        body = [f"{plain(line)}\n" for line in section.lines]
         for table in section.tables:
-            body += [f"### {table.title}\n"] * (table.title != section.title) + [markdown(table)]
+            body += [f"### {plain(table.title)}\n"] * (table.title != section.title) + [markdown(table)]
         if section.commands:
-            body.append("```sh\n" + "\n".join(section.commands) + "\n```\n")
+            body.append(_fenced("\n".join(section.commands)))
         if body:
             parts.append("\n".join([f"## {section.title}\n", *body]))
     return "\n".join(parts)
+
+
+def _fenced(text: str) -> str:
+    """Text between fences that it cannot break."""
+    fence = max(["```", *(f"{ticks}`" for ticks in re.findall("`+", text))], key=len)
+    return f"{fence}sh\n{text}\n{fence}\n"
 
 
 def as_latex(content: Page) -> str:

@@ -47,9 +47,9 @@ class TextTable:
 def markdown(table: TextTable) -> str:
     """The table as Markdown, without its title."""
     align = ":--" if table.words else "--:"
-    lines = [_line([_cell(str(head)) for head in table.heads]), _line([":--", *[align] * (len(table.heads) - 1)])]
-    lines += [_line([_cell(str(entry)) for entry in (name, *entries)]) for name, entries in table.rows]
-    notes = [""] * bool(table.notes) + [f"- {_cell(note)}" for note in table.notes]
+    lines = [_line([plain(str(head)) for head in table.heads]), _line([":--", *[align] * (len(table.heads) - 1)])]
+    lines += [_line([plain(str(entry)) for entry in (name, *entries)]) for name, entries in table.rows]
+    notes = [""] * bool(table.notes) + [f"- {plain(note)}" for note in table.notes]
     return "\n".join([*lines, *notes, ""])
 
 
@@ -57,8 +57,8 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(text: str) -> str:
-    """Text that stays inside its cell and is not taken for markup."""
+def plain(text: str) -> str:
+    """Text on one line that Markdown does not take for markup."""
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
 
 

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from widemargin.reports.charts.scale import Scale, Tick
 
 WIDTH, HEIGHT = 360.0, 236.0
-LEFT, RIGHT, TOP, BOTTOM = 38.0, 14.0, 26.0, 38.0
+LEFT, RIGHT, TOP, BOTTOM = 42.0, 14.0, 26.0, 38.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ def _axes(series: Sequence[Series], *, percent: bool, zero: bool, x_ticks: Seque
     if percent:
         low, high = max(low, 0.0), min(high, 100.0)
     x_range = span([*xs, *(tick.value for tick in x_ticks or ())])
-    return axes(x_range, whole_ticks(min(xs), max(xs)) if x_ticks is None else x_ticks, ticks(low, high))
+    return axes(x_range, whole_ticks(*x_range) if x_ticks is None else x_ticks, ticks(low, high))
 
 
 def _extent(line: Series) -> list[float]:

@@ -44,8 +44,15 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[Tick]:
     """Round values that cover low..high; the first and last are the ends of the axis."""
     step = nice_step((high - low) / wanted)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [Tick(number * step, _written(number * step, step)) for number in range(first, last + 1)]
+
+
+def _written(value: float, step: float) -> str:
+    """A value with as many digits as its step needs; very large and very small ones with an exponent."""
+    if not 5e-4 <= step < 2e4:
+        return f"{value:.3g}"
     decimals = max(0, -math.floor(math.log10(step) + 1e-9) + (1 if _is_quarter(step) else 0))
-    return [Tick(number * step, f"{number * step:.{decimals}f}") for number in range(first, last + 1)]
+    return f"{value:.{decimals}f}"
 
 
 def whole_ticks(low: float, high: float, wanted: int = 5) -> list[Tick]:
@@ -53,7 +60,7 @@ def whole_ticks(low: float, high: float, wanted: int = 5) -> list[Tick]:
     step = max(1, round(nice_step((high - low) / wanted)))
     first = math.ceil(low / step) * step
     inside = range(first, math.floor(high) + 1, step)
-    values = [low, *(v for v in inside if v - low > step / 2)] if low == 1 and step > 1 else list(inside)
+    values = [low, *(v for v in inside if v - low >= step / 2)] if low == 1 and step > 1 else list(inside)
     return [Tick(float(value), f"{value:g}") for value in values]
 
 

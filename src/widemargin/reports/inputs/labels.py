@@ -25,7 +25,7 @@ def labelled(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> tuple[li
 def owner(evaluation: Evaluation, runs: Sequence[Run]) -> Run | None:
     """The run that an evaluation judges: the one that holds it, or the one its target names."""
     target = Path(evaluation.target)
-    places = [evaluation.folder.resolve(), target.resolve()]
+    places = [evaluation.folder.resolve(), *([target.resolve()] if evaluation.target and target.exists() else [])]
     for run in runs:
         folder = run.folder.resolve()
         if any(folder == place or folder in place.parents for place in places):

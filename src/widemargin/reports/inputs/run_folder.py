@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _epoch(path: Path, number: int, line: dict[str, Any]) -> Epoch:
-    numbers = Fields(path, line, f"line {number}: ").numbers()
+    numbers = {key: float(value) for key, value in line.items() if type(value) in (int, float) and isfinite(value)}
     if "epoch" not in numbers:
         raise InputError(f"{path}: line {number} has no epoch; is it a metrics file?")
     return numbers

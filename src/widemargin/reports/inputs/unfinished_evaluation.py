@@ -29,7 +29,6 @@ def read_unfinished(folder: Path) -> Evaluation | None:
         folder=folder,
         file=settings.path,
         finished=False,
-        target=str(folder),
         data=settings.text("data"),
         count=len(lines),
         norm=settings.text("norm", "linf"),

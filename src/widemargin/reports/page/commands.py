@@ -18,9 +18,9 @@ References = Mapping[str, Reference]
 
 def commands(found: Findings, references: References, folders: Sequence[Path], out: Path) -> Section:
     """Train, sweep, evaluate, report."""
-    typed = [train_command(run, references) for run in found.runs]
+    typed: list[list[str]] = [train_command(run, references) for run in found.runs]
     typed += [sweep_command(sweep, references) for sweep in found.sweeps]
-    typed += [evaluate_command(evaluation) for evaluation in found.evaluations]
+    typed += [evaluate_command(evaluation) for evaluation in found.evaluations if _from_command_line(evaluation)]
     typed.append(["widemargin", "report", *map(str, folders), "--out", str(out)])
     return Section(
         id="reproduce",
@@ -61,7 +61,7 @@ def sweep_command(sweep: Sweep, references: References) -> list[str]:
 
 def evaluate_command(evaluation: Evaluation) -> list[str]:
     """The evaluation with everything that its numbers depend on."""
-    words = ["widemargin", "evaluate", evaluation.target or str(evaluation.folder)]
+    words = ["widemargin", "evaluate", evaluation.target]
     options = {
         "--attacks": ",".join(evaluation.attacks),
         "--eps": ",".join(radius.written for radius in evaluation.eps),
@@ -74,6 +74,13 @@ def evaluate_command(evaluation: Evaluation) -> list[str]:
             "--dataset": evaluation.data,
             "--limit": "" if evaluation.count is None else str(evaluation.count),
             "--shard-size": "" if evaluation.shard_size is None else str(evaluation.shard_size),
+            "--batch-size": "" if evaluation.batch_size is None else str(evaluation.batch_size),
             "--out": str(evaluation.folder),
         }
-    return words + [word for option, value in options.items() if value for word in (option, value)]
+    words += [word for option, value in options.items() if value for word in (option, value)]
+    return [*words, "--distance"] if evaluation.distance is not None else words
+
+
+def _from_command_line(evaluation: Evaluation) -> bool:
+    """Whether a command can say it: not of a model or of images that lived in memory only."""
+    return bool(evaluation.target) and not f"{evaluation.target} {evaluation.data}".endswith("in memory")

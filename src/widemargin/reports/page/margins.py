@@ -15,13 +15,13 @@ from widemargin.reports.tables import Entry, Head, TextTable
 
 def margins_section(found: Findings) -> Section | None:
     """One figure for each norm (margins in different norms do not share an axis), and every summary."""
-    figures = []
+    figures: list[Figure] = []
     norms = dict.fromkeys(evaluation.margin_norm for evaluation in found.evaluations)
     shown = [e for e in found.evaluations if e.examples is not None and e.examples.finite_margins()]
     for norm in norms:
         members = [evaluation for evaluation in shown if evaluation.margin_norm == norm]
         if members:
-            figures.append(_figure(norm, members, found))
+            figures.append(_figure(len(figures), members, found))
     rows = [row for evaluation in found.evaluations for row in _rows(evaluation)]
     if not figures and not rows:
         return None
@@ -35,12 +35,13 @@ def margins_section(found: Findings) -> Section | None:
     )
 
 
-def _figure(norm: str, evaluations: Sequence[Evaluation], found: Findings) -> Figure:
+def _figure(number: int, evaluations: Sequence[Evaluation], found: Findings) -> Figure:
+    norm = norm_title(evaluations[0].margin_norm)
     samples = [Sample(e.label, found.color(e.label), e.examples.finite_margins()) for e in evaluations if e.examples]
     said = "; ".join(f"{s.label}: {len(s.values):,} images, mean {np.mean(s.values):.3f}" for s in samples)
-    title = f"Effective margins, {norm_title(norm)}"
-    unit = f"effective margin ({norm_title(norm)})"
-    text = Text(id=f"margins-{norm}", title=title, description=said, x=unit, y="share of images, %")
+    title = f"Effective margins, {norm}"
+    unit = f"effective margin ({norm})"
+    text = Text(id=f"margins-{number}", title=title, description=said, x=unit, y="share of images, %")
     return Figure(picture=histogram(text, samples), title=title, caption="Dashed: the mean over all images.")
 
 

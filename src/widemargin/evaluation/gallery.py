@@ -1,0 +1,50 @@
+"""A few examples with their adversarial twins, kept for the page that shows them."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from widemargin.attacks import PGD
+from widemargin.evaluation.settings import EvaluationSettings
+from widemargin.evaluation.shards import Shard
+from widemargin.files import write_whole
+
+GALLERY, SHOWN, STEPS = "gallery.npz", 8, 20
+
+
+def write_gallery(
+    model: nn.Module, shard: Shard, settings: EvaluationSettings, folder: Path, device: torch.device
+) -> None:
+    """The first images of the data and what the last gradient attack (else PGD-20) at the largest eps makes of them."""
+    eps = max(settings.eps, key=float)
+    attacks = [attack for name in settings.attacks if (attack := settings.attack(name, eps)) is not None]
+    attack = attacks[-1] if attacks else PGD(eps=eps, step_size=eps / 4, steps=STEPS, norm=settings.norm)
+    x, y = shard.images[:SHOWN].to(device), shard.labels[:SHOWN].to(device)
+    x_adv = attack(model, x, y)
+    content = io.BytesIO()
+    np.savez_compressed(
+        content,
+        images=_bytes(x),
+        adversarial=_bytes(x_adv),
+        labels=y.cpu().numpy(),
+        predictions=_predictions(model, x),
+        adversarial_predictions=_predictions(model, x_adv),
+        attack=np.array(repr(attack)),
+    )
+
+    def write(partial: Path) -> None:
+        partial.write_bytes(content.getvalue())
+
+    write_whole(folder / GALLERY, write)
+
+
+def _bytes(images: Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+    return (images * 255).round().to(torch.uint8).cpu().numpy()
+
+
+def _predictions(model: nn.Module, x: Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+    with torch.no_grad():
+        return model(x).argmax(1).cpu().numpy()  # type: ignore[no-any-return]

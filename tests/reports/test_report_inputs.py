@@ -1,0 +1,268 @@
+"""What a report reads: partial files work, wrong ones are refused in one line, names are unique."""
+
+import json
+
+import numpy as np
+import pytest
+from report_folders import write_evaluation, write_gallery, write_result, write_run, write_sweep
+
+from widemargin import InputError
+from widemargin.reports.inputs.labels import unique
+from widemargin.reports.inputs.search import search
+from widemargin.reports.page.breakdown import breakdowns
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def refused(folder):
+    with pytest.raises(InputError) as caught:
+        search([folder])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+BAD_REPORTS = {
+    "not JSON": ('{"format": ', "not valid JSON"),
+    "a later format": ('{"format": "widemargin-evaluation-2"}', "widemargin-evaluation-2"),
+    "no accuracy": ('{"format": "widemargin-evaluation-1"}', "no accuracy"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_REPORTS)
+def test_a_bad_report(tmp_path, case):
+    text, says = BAD_REPORTS[case]
+    write_evaluation(tmp_path / "e", count=5)
+    (tmp_path / "e" / "report.json").write_text(text)
+    message = refused(tmp_path)
+    assert says in message
+    assert "report.json" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"accuracy": {"clean": "high"}}, "accuracy.clean must be a number, got 'high'"),
+        ({"accuracy": [1]}, "accuracy must be a table"),
+        ({"eps": 0.1}, "eps must be a list"),
+        ({"eps": [{"written": "8/255"}]}, "eps[0].value is missing"),
+        ({"alarms": ["x"]}, "alarms[0] must be a table"),
+        ({"margins": {"all": 3}}, "margins.all must be a table"),
+        ({"curves": {"pgd20": {}}}, "curves.pgd20 must be a list"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path, changes, says):
+    write_evaluation(tmp_path / "e", count=5)
+    edit(tmp_path / "e" / "report.json", **changes)
+    assert says in refused(tmp_path)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    write_evaluation(tmp_path / "e", count=5)
+    (tmp_path / "e" / "report.json").write_bytes(b"\xff\xfe\x00")
+    assert "is not text" in refused(tmp_path)
+
+
+def test_bad_metrics(tmp_path):
+    path = write_run(tmp_path / "run", epochs=3) / "metrics.jsonl"
+    path.write_text(path.read_text().replace('{"epoch": 2', '{"epoch" 2'))
+    assert "metrics.jsonl: line 2 is not valid JSON" in refused(tmp_path)
+    path.write_text('{"loss": 1.0}\n')
+    assert "line 1 has no epoch" in refused(tmp_path)
+    path.write_text("[1]\n")
+    assert "line 1 must be a table" in refused(tmp_path)
+
+
+def test_bad_configuration(tmp_path):
+    write_run(tmp_path / "run", epochs=1)
+    (tmp_path / "run" / "config.toml").write_text("name = ")
+    assert "config.toml is not valid TOML" in refused(tmp_path)
+
+
+def test_a_bad_gallery(tmp_path):
+    write_evaluation(tmp_path / "e", count=5, gallery=False)
+    path = tmp_path / "e" / "gallery.npz"
+    path.write_bytes(b"PK\x03\x04 cut off")
+    assert "not a readable .npz" in refused(tmp_path)
+    np.savez(path, images=np.zeros((2, 3, 4, 4), np.uint8))
+    assert "has no 'adversarial'" in refused(tmp_path)
+    np.savez(path, images=np.array([{}], dtype=object))
+    assert "not a readable .npz" in refused(tmp_path)  # and nothing was unpickled
+    write_gallery(path)
+    with np.load(path) as arrays:
+        kept = dict(arrays)
+    np.savez(path, **(kept | {"images": kept["images"].astype(np.float32)}))
+    assert "uint8" in refused(tmp_path)
+    np.savez(path, **(kept | {"labels": kept["labels"][:2]}))
+    assert "one for each image" in refused(tmp_path)
+
+
+def test_a_bad_sweep(tmp_path):
+    write_sweep(tmp_path / "s")
+    path = tmp_path / "s" / "sweep.json"
+    record = json.loads(path.read_text())
+    record["points"][0]["point"]["emr.weight"] = "7"
+    path.write_text(json.dumps(record))
+    assert "not a point of the grid" in refused(tmp_path)
+
+
+def test_nothing_to_show(tmp_path):
+    assert "holds no run, evaluation, sweep or result" in refused(tmp_path)
+    assert "is not a folder" in refused(tmp_path / "nowhere")
+
+
+def test_files_of_others_are_passed_over(tmp_path):
+    write_run(tmp_path / "run", epochs=1)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "report.json").write_text('{"hello": 1}')
+    (other / "result.json").write_text("[]")
+    (other / "sweep.json").write_text("{}")
+    (other / "settings.json").write_text("{}")
+    (other / "config.toml").write_text('title = "a site"')
+    found = search([tmp_path])
+    assert (len(found.runs), len(found.evaluations), len(found.sweeps)) == (1, 0, 0)
+
+
+def test_hidden_folders_and_the_runs_of_a_sweep_are_passed_over(tmp_path):
+    write_sweep(tmp_path / "s")
+    write_run(tmp_path / ".cache" / "run", epochs=1)
+    assert search([tmp_path]).runs == []
+    (tmp_path / "s" / "sweep.json").unlink()  # an unfinished sweep shows its runs
+    assert len(search([tmp_path]).runs) == 1
+
+
+def test_a_folder_given_twice_counts_once(tmp_path):
+    write_run(tmp_path / "runs" / "a", epochs=1)
+    assert len(search([tmp_path, tmp_path / "runs", tmp_path / "runs" / "a"]).runs) == 1
+
+
+def test_metrics_without_a_configuration(tmp_path):
+    folder = write_run(tmp_path / "nameless", epochs=2)
+    (folder / "config.toml").unlink()
+    (run,) = search([tmp_path]).runs
+    assert (run.name, run.planned, run.done, run.finished) == ("nameless", None, 2, False)
+
+
+def test_numbers_that_are_not_finite_leave_a_gap(tmp_path):
+    path = write_run(tmp_path / "run", epochs=3) / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["loss"] = float("nan")
+    path.write_text("".join(json.dumps(line | {"note": "words"}) + "\n" for line in lines))
+    (run,) = search([tmp_path]).runs
+    assert [epoch for epoch, _ in run.curve("loss")] == [1, 3]
+
+
+def test_examples_cut_off_or_missing(tmp_path):
+    write_evaluation(tmp_path / "e", count=10)
+    path = tmp_path / "e" / "examples.jsonl"
+    path.write_text(path.read_text()[:-30])
+    assert len(search([tmp_path]).evaluations[0].examples) == 9
+    path.unlink()
+    assert search([tmp_path]).evaluations[0].examples is None
+
+
+def unfinished(folder, count=30):
+    """An evaluation as it lies on the disk after its first two shards."""
+    report = write_evaluation(folder, count=count)
+    settings = {"attacks": report["attacks"], "eps": ["0.031"], "norm": "linf", "seed": 0, "data": "cifar10"}
+    (folder / "settings.json").write_text(json.dumps(settings))
+    lines = (folder / "examples.jsonl").read_text().splitlines()
+    (folder / "shards").mkdir()
+    for number in (0, 1):
+        shard = ['{"shard": 0}', *lines[10 * number : 10 * number + 10]]
+        (folder / "shards" / f"{number:05d}.jsonl").write_text("\n".join(shard) + "\n")
+    (folder / "report.json").unlink()
+    (folder / "examples.jsonl").unlink()
+    return lines[:20]
+
+
+def test_an_evaluation_under_way_shows_what_it_has(tmp_path):
+    write_run(tmp_path / "run", epochs=2)
+    lines = [json.loads(line) for line in unfinished(tmp_path / "run" / "evaluation")]
+    (evaluation,) = search([tmp_path]).evaluations
+    assert not evaluation.finished
+    assert evaluation.count == 20
+    assert evaluation.accuracy["pgd10"] == 100 * sum(line["verdicts"]["pgd10"] for line in lines) / 20
+    assert evaluation.label == evaluation.name == "cifar-resnet18/at"  # its run's
+    assert evaluation.alarms is None
+
+
+def test_an_evaluation_just_begun_is_passed_over(tmp_path):
+    write_run(tmp_path / "run", epochs=2)
+    folder = tmp_path / "run" / "evaluation"
+    unfinished(folder)
+    for path in (folder / "shards").iterdir():
+        path.unlink()
+    assert search([tmp_path]).evaluations == []
+
+
+def test_a_run_and_its_evaluation_share_a_label_and_a_color(tmp_path):
+    write_run(tmp_path / "runs" / "a", epochs=1)
+    write_run(tmp_path / "runs" / "b", epochs=1)
+    write_evaluation(tmp_path / "e" / "a", target=str(tmp_path / "runs" / "a"), count=5)
+    write_evaluation(tmp_path / "e" / "b", target="runs/b", count=5)  # relative to who knows where
+    write_evaluation(tmp_path / "e" / "c", target="runs/c", count=5)
+    found = search([tmp_path])
+    assert [run.label for run in found.runs] == ["cifar-resnet18/at · a", "cifar-resnet18/at · b"]
+    assert [e.label for e in found.evaluations] == [run.label for run in found.runs] + ["cifar-resnet18/at"]
+    assert [found.color(e.label) for e in found.evaluations] == [0, 1, 2]
+
+
+def test_two_evaluations_of_a_run_are_told_apart(tmp_path):
+    write_run(tmp_path / "run", epochs=1)
+    write_evaluation(tmp_path / "run" / "one", count=5)
+    write_evaluation(tmp_path / "run" / "two", count=5, norm="l2")
+    assert [e.label for e in search([tmp_path]).evaluations] == ["cifar-resnet18/at · linf", "cifar-resnet18/at · l2"]
+
+
+def test_seeds_of_a_reproduced_row_are_told_apart(tmp_path):
+    for seed in (0, 1):
+        write_result(tmp_path / f"seed-{seed}", seed=seed)
+    assert [e.label for e in search([tmp_path]).evaluations] == [
+        "mnist-mlp/st-emr · seed 0",
+        "mnist-mlp/st-emr · seed 1",
+    ]
+
+
+def test_unique_names():
+    assert unique(["a", "b"], [["x"], ["x"]]) == ["a", "b"]
+    assert unique(["a", "a", "b"], [["x", "1"], ["x", "2"], ["x", "1"]]) == ["a · 1", "a · 2", "b"]
+    assert unique(["a", "a"], [["x"], ["x"]]) == ["a · 1", "a · 2"]
+
+
+def test_the_parts_of_autoattack_add_up_to_all_images(tmp_path):
+    write_evaluation(tmp_path / "e", count=200)
+    (evaluation,) = search([tmp_path]).evaluations
+    (found,) = breakdowns(evaluation)
+    parts = dict(found.parts)
+    assert sum(parts.values()) == 200
+    for name in ("apgd-ce", "apgd-t", "fab-t", "square"):
+        assert parts[name] == sum(broken == name for broken in evaluation.examples.broken_by)
+
+
+def test_without_accuracies_of_the_parts_the_examples_tell(tmp_path):
+    report = write_evaluation(tmp_path / "e", count=200)
+    (whole,) = breakdowns(search([tmp_path]).evaluations[0])
+    accuracy = {name: value for name, value in report["accuracy"].items() if "/" not in name}
+    edit(tmp_path / "e" / "report.json", accuracy=accuracy)
+    (found,) = breakdowns(search([tmp_path]).evaluations[0])
+    assert dict(found.parts) == {name: count for name, count in whole.parts if count}
+
+
+def test_autoattack_at_several_eps(tmp_path):
+    report = write_evaluation(tmp_path / "e", count=100)
+    accuracy = {
+        name if name == "clean" else f"{name}@{eps}": value
+        for name, value in report["accuracy"].items()
+        for eps in ("0.01", "0.031")
+    }
+    radii = [{"written": text, "value": float(text)} for text in ("0.01", "0.031")]
+    edit(tmp_path / "e" / "report.json", accuracy=accuracy, eps=radii)
+    (evaluation,) = search([tmp_path]).evaluations
+    assert [found.label for found in breakdowns(evaluation)] == [
+        "cifar-resnet18/at, eps 0.01",
+        "cifar-resnet18/at, eps 0.031",
+    ]
+    assert all(sum(count for _, count in found.parts) == 100 for found in breakdowns(evaluation))

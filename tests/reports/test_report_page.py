@@ -1,0 +1,344 @@
+"""The page: every section with data is there, none without, the numbers agree in every format, nothing injects."""
+
+import csv
+import html.parser
+import io
+import itertools
+import json
+import re
+
+import pytest
+from report_folders import (
+    ALARM,
+    write_evaluation,
+    write_everything,
+    write_gallery,
+    write_result,
+    write_run,
+    write_sweep,
+)
+
+from widemargin.cli.report import references
+from widemargin.reports.report import write_report
+
+SECTIONS = [
+    "alarms",
+    "results",
+    "autoattack",
+    "accuracy-versus-eps",
+    "margins",
+    "margin-versus-distance",
+    "training",
+    "sweeps",
+    "gallery",
+    "facts",
+    "reproduce",
+]
+VOID = {"meta", "link", "img", "br"}
+
+
+class Tree(html.parser.HTMLParser):
+    """Sees that every element is closed where it should be, and collects what a test asks for."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.cells, self.wrong = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th", "span") and data.strip():
+            self.cells.append(data.strip())
+
+    def all(self, tag):
+        return [attributes for found, attributes in self.tags if found == tag]
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    folder = write_everything(tmp_path_factory.mktemp("everything"))
+    written = write_report([folder], folder / "out" / "report.html", references=references(), version="9.9")
+    return {path.suffix[1:]: path.read_text(encoding="utf-8") for path in written.files} | {"folder": folder}
+
+
+def page_of(folder, **options):
+    out = folder.parent / f"{folder.name}-out" / "report.html"
+    write_report([folder], out, references=references(), **options)
+    return out.read_text(encoding="utf-8")
+
+
+def sections(text):
+    return re.findall(r'<section id="([^"]+)"', text)
+
+
+def test_every_section_is_there(everything):
+    assert sections(everything["html"]) == SECTIONS
+    links = re.findall(r'href="#([a-z-]+)"', everything["html"])
+    assert links == ["content", *SECTIONS]
+
+
+def test_the_page_is_sound_html_and_needs_nothing_else(everything):
+    tree = Tree(everything["html"])
+    assert tree.wrong == []
+    assert tree.open == []
+    assert tree.all("script") == []
+    addresses = [a.get("src") or a.get("href") or "" for a in tree.all("img") + tree.all("link") + tree.all("a")]
+    assert all(address.startswith(("data:", "#")) for address in addresses)
+    assert "http" not in everything["html"]
+    assert "@import" not in everything["html"]
+    assert "url(" not in everything["html"]
+
+
+def test_headings_and_names_for_those_who_do_not_see(everything):
+    tree = Tree(everything["html"])
+    levels = [int(tag[1]) for tag, _ in tree.tags if tag in ("h1", "h2", "h3", "h4")]
+    assert levels.count(1) == 1
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert tree.all("html") == [{"lang": "en"}]
+    assert all(image["alt"] for image in tree.all("img"))
+    assert all(head["scope"] in ("col", "row", "colgroup") for head in tree.all("th"))
+    for picture in tree.all("svg"):
+        assert picture.get("aria-hidden") == "true" or (picture["role"] == "img" and picture["aria-labelledby"])
+    ids = [attributes["id"] for _, attributes in tree.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert all(name in ids for svg in tree.all("svg") for name in svg.get("aria-labelledby", "").split())
+
+
+def test_figures_are_of_what_was_measured(everything):
+    titles = re.findall(r"<figcaption>([^<]+)", everything["html"])
+    for title in (
+        "What AutoAttack&#39;s parts broke",
+        "Accuracy under PGD-10, L∞",
+        "Effective margins, L∞",
+        "Clean accuracy, test images",
+        "Robust accuracy, held-out images",
+        "Loss",
+        "EMR penalty",
+        "Effective margin, test images",
+        "cifar-resnet18/at-emr over emr.weight and emr.temperature",
+    ):
+        assert title in titles
+    assert "IGR penalty" not in titles
+    assert everything["html"].count('class="band') == 2  # one for each run
+    assert everything["html"].count("<img") == 2 * 6 * 3
+
+
+def test_our_numbers_stand_beside_the_published(everything):
+    report = json.loads((everything["folder"] / "evaluations" / "at" / "report.json").read_text())
+    tree = Tree(everything["html"])
+    ours, paper = report["accuracy"]["autoattack"], 46.9
+    place = tree.cells.index(f"paper {paper:.2f}")
+    assert tree.cells[place - 1] == f"{ours:.2f}"
+    assert tree.cells[place + 1] == f"{ours - paper:+.2f}".replace("-", "−")  # noqa: RUF001
+
+
+def rows_of(text):
+    return [row for row in csv.DictReader(io.StringIO(text)) if "/" not in row["measure"]]
+
+
+@pytest.mark.parametrize("kind", ["html", "md", "tex"])
+def test_every_format_has_the_numbers_of_the_csv(everything, kind):
+    words = " ".join(Tree(everything["html"]).cells) if kind == "html" else everything[kind]
+    rows = rows_of(everything["csv"])
+    assert len(rows) >= 20
+    assert any(row["paper"] for row in rows)
+    for row in rows:
+        places = 3 if row["measure"].startswith("margin") else 2
+        assert f"{float(row['value']):.{places}f}" in words, row
+        if row["paper"]:
+            assert f"paper {float(row['paper']):.{places}f}" in words, row
+
+
+def test_tables_agree_cell_by_cell(everything):
+    """The same table in Markdown and in LaTeX has the same cells."""
+    lines = [line for line in everything["md"].splitlines() if line.startswith("| cifar")]
+    body = [line for line in everything["tex"].splitlines() if line.startswith("cifar")]
+    assert len(lines) == len(body) > 5
+    for left, right in zip(lines, body, strict=True):
+        numbers = [re.findall(r"\d+\.\d+", text.replace("resnet18", "")) for text in (left, right)]
+        assert numbers[0] == numbers[1]
+
+
+def test_csv_has_the_parts_of_autoattack_and_the_eps(everything):
+    rows = list(csv.DictReader(io.StringIO(everything["csv"])))
+    parts = [row for row in rows if row["measure"].startswith("autoattack/")]
+    assert len(parts) == 8
+    assert {(row["eps"], row["eps_value"], row["norm"]) for row in parts} == {("0.031", "0.031", "linf")}
+    assert {row["data"] for row in rows} == {"cifar10", "mnist"}
+
+
+def test_seeds_are_averaged(everything):
+    means = [row for row in rows_of(everything["csv"]) if row["kind"] == "mean"]
+    assert means[0]["name"] == "mnist-mlp/st-emr, mean of 2 seeds"
+    assert float(means[0]["value"]) == 97.5
+    assert float(means[0]["spread"]) == pytest.approx(0.2 / 2**0.5, rel=1e-4)
+    assert float(means[0]["difference"]) == 0
+
+
+def test_alarms_come_first_and_say_what_to_do(everything):
+    text = everything["html"]
+    for words in ALARM.values():
+        assert text.index(words) < text.index('<h2 id="results-title"')
+        assert words in everything["md"]
+    assert "No alarms" not in text
+    assert "Not checked for alarms: mnist-mlp/st-emr · seed 0" in text
+
+
+def test_no_alarms_is_said(tmp_path):
+    write_evaluation(tmp_path / "e", count=20)
+    assert "No alarms in 1 evaluation." in page_of(tmp_path)
+
+
+def test_a_reader_learns_what_was_evaluated(everything):
+    for fact in (
+        "best, epoch 64",
+        "highest robust accuracy on 2,000 held-out images",
+        "0.031",
+        "0.00784",
+        "cifar10, test, 1,000 images",
+        "shards of 500, batches of 250",
+        "NVIDIA H200",
+        "float32 (no TF32)",
+        "torch 2.11.0",
+        "AutoAttack 36 min 53 s",
+        "Rank correlation 0.874.",
+    ):
+        assert fact in everything["html"], fact
+
+
+def test_eps_is_given_as_written_and_as_a_number(tmp_path):
+    report = write_evaluation(tmp_path / "e", count=20)
+    report["eps"] = [{"written": "8/255", "value": 8 / 255}]
+    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    text = page_of(tmp_path)
+    assert "8/255 = 0.031373" in text
+    assert "published under attack only at linf eps 0.031" in text
+    assert "paper 50.88" not in text  # a number at another eps is no comparison
+    assert "paper 83.39" in text
+
+
+def test_an_unfinished_run_with_a_line_cut_off(everything):
+    assert "unfinished, last line cut off" in everything["html"]
+    assert "72 of 100" in everything["html"]
+    assert "1 of them unfinished" in everything["html"]
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_a_run_that_has_just_begun(tmp_path, epochs):
+    write_run(tmp_path / "run", epochs=epochs)
+    text = page_of(tmp_path)
+    assert f"{epochs} of 100" in text
+    assert sections(text) == (["results"] if epochs else []) + ["training", "reproduce"]
+    assert ('class="chart"' in text) is (epochs > 0)
+
+
+def test_a_run_alone_shows_what_was_watched(tmp_path):
+    write_run(tmp_path / "run")
+    text = page_of(tmp_path)
+    assert "not evaluated: as watched in training" in text
+    assert "Watched attack" in text
+
+
+def test_a_sweep_alone(tmp_path):
+    write_sweep(tmp_path / "s")
+    text = page_of(tmp_path)
+    assert sections(text) == ["sweeps", "reproduce"]
+    assert "8 of 9 points are done" in text
+    assert "widemargin sweep cifar-resnet18/at-emr --grid emr.weight=0.1,0.3,1" in text
+
+
+def test_a_sweep_over_three_settings_is_a_ranking(tmp_path):
+    write_sweep(tmp_path / "s")
+    record = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    record["grid"]["seed"] = ["0"]
+    for point in record["points"]:
+        point["point"]["seed"] = "0"
+    (tmp_path / "s" / "sweep.json").write_text(json.dumps(record))
+    text = page_of(tmp_path)
+    assert '<table class="heat">' not in text
+    assert "Place" in text
+
+
+def test_changed_settings_are_named_and_the_command_has_them(tmp_path):
+    write_run(tmp_path / "run", epochs=3)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("epochs = 100", "epochs = 3"))
+    text = page_of(tmp_path)
+    assert "changed from the recipe: epochs=3" in text
+    assert "widemargin train cifar-resnet18/at --set epochs=3 --out" in text
+
+
+def test_a_run_of_no_recipe_is_reproduced_from_its_own_file(tmp_path):
+    write_run(tmp_path / "run", epochs=3)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("cifar-resnet18/at", "mine"))
+    assert f"widemargin train {tmp_path / 'run' / 'config.toml'} --out" in page_of(tmp_path)
+
+
+EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"
+
+
+def test_nothing_from_a_file_becomes_markup(tmp_path):
+    write_run(tmp_path / "run", epochs=3)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace('"cifar-resnet18/at"', json.dumps(EVIL)))
+    report = write_evaluation(tmp_path / "e", count=20, name=EVIL, target=EVIL, alarms=({"name": EVIL},))
+    for key in ("weights", "selection", "device", "precision", "norm"):
+        report[key] = EVIL
+    report["eps"] = [{"written": EVIL, "value": 0.031}]
+    report["versions"] = {EVIL: EVIL}
+    report["seconds"] = {EVIL: 1.0}
+    report["accuracy"] |= {EVIL: 50.0, f"autoattack/{EVIL}": 10.0}
+    report["curves"] = {EVIL: [{"eps": e, "written": EVIL, "accuracy": 50} for e in (0.1, 0.2)]}
+    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    write_sweep(tmp_path / "s")
+    record = (tmp_path / "s" / "sweep.json").read_text()
+    (tmp_path / "s" / "sweep.json").write_text(record.replace("cifar-resnet18/at-emr", "<script>"))
+    text = page_of(tmp_path, title=EVIL)
+    assert "<script" not in text
+    assert "49" not in Tree(text).cells
+    tree = Tree(text)
+    assert tree.wrong == []
+    assert all(not name.startswith("on") for _, attributes in tree.tags for name in attributes)
+    markdown = (tmp_path.parent / f"{tmp_path.name}-out" / "report.md").read_text()
+    assert "<script" not in re.sub(r"```.*?```", "", markdown, flags=re.DOTALL)
+
+
+def test_many_runs_share_a_chart_up_to_a_point(tmp_path):
+    for number in range(18):
+        write_run(tmp_path / f"run-{number}", epochs=2)
+    text = page_of(tmp_path)
+    assert "the first 16 of 18 runs" in text
+    assert "cifar-resnet18/at · run-17" in text
+    assert "dashed" in text
+
+
+def test_a_gray_gallery(tmp_path):
+    write_evaluation(tmp_path / "e", count=20, gallery=False)
+    assert "gallery" not in sections(page_of(tmp_path))
+    write_gallery(tmp_path / "e" / "gallery.npz", count=2, channels=1)
+    assert page_of(tmp_path).count("<img") == 6
+
+
+def test_a_quick_result_says_so(tmp_path):
+    result = write_result(tmp_path / "r")
+    (tmp_path / "r" / "result.json").write_text(json.dumps(result | {"quick": True}))
+    assert "made quick" in page_of(tmp_path)
+
+
+def test_the_page_is_the_same_each_time(everything):
+    folder = everything["folder"]
+    again = write_report([folder], folder / "out" / "report.html", references=references(), version="9.9")
+    assert again.files[0].read_text(encoding="utf-8") == everything["html"]
