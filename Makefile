@@ -40,6 +40,7 @@ format: setup
 
 bench: setup
 	$(BIN)/python benchmarks/emr_cost.py
+	$(BIN)/python benchmarks/evaluator_overhead.py
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache
