@@ -1,6 +1,6 @@
 """Small networks and images for the evaluator's tests; a child process imports this file too."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -93,17 +93,12 @@ class Counted(nn.Module):
         return self.model(x)
 
 
-def shorten(reference, *, apgd: int = 4, fab: int = 6, queries: int = 60):
-    """Fewer iterations of every part, so that a test is quick and every part leaves work to the next."""
-    reference.apgd.n_iter = reference.apgd_targeted.n_iter = apgd
-    reference.fab.n_iter, reference.square.n_queries = fab, queries
-    return reference
+class Rough(nn.Module):
+    """A surface of small waves before the network: gradient attacks get stuck, the black-box one does not."""
 
+    def __init__(self, model: nn.Module, height: float = 0.07, frequency: float = 80.0) -> None:
+        super().__init__()
+        self.model, self.height, self.frequency = model, height, frequency
 
-def shortened(reference_maker: Callable, lengths: Sequence[tuple[str, int]] = ()) -> Callable:
-    """``make_reference`` with short attacks."""
-
-    def make(*args, **kwargs):
-        return shorten(reference_maker(*args, **kwargs), **dict(lengths))
-
-    return make
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x + self.height * torch.sin(self.frequency * x))

@@ -166,7 +166,7 @@ def test_examples_cut_off_or_missing(tmp_path):
 def unfinished(folder, count=30):
     """An evaluation as it lies on the disk after its first two shards."""
     report = write_evaluation(folder, count=count)
-    settings = {"attacks": report["attacks"], "eps": ["0.031"], "norm": "linf", "seed": 0, "data": "cifar10"}
+    settings = {"attacks": report["attacks"], "eps": [["0.031", 0.031]], "norm": "linf", "seed": 0, "data": "cifar10"}
     (folder / "settings.json").write_text(json.dumps(settings))
     lines = (folder / "examples.jsonl").read_text().splitlines()
     (folder / "shards").mkdir()
@@ -202,7 +202,7 @@ def test_a_run_and_its_evaluation_share_a_label_and_a_color(tmp_path):
     write_run(tmp_path / "runs" / "a", epochs=1)
     write_run(tmp_path / "runs" / "b", epochs=1)
     write_evaluation(tmp_path / "e" / "a", target=str(tmp_path / "runs" / "a"), count=5)
-    write_evaluation(tmp_path / "e" / "b", target="runs/b", count=5)  # relative to who knows where
+    write_evaluation(tmp_path / "e" / "b", target="runs/b/best.safetensors", count=5)  # relative to who knows where
     write_evaluation(tmp_path / "e" / "c", target="runs/c", count=5)
     found = search([tmp_path])
     assert [run.label for run in found.runs] == ["cifar-resnet18/at · a", "cifar-resnet18/at · b"]

@@ -1,6 +1,7 @@
 """The page: every section with data is there, none without, the numbers agree in every format, nothing injects."""
 
 import csv
+import html
 import html.parser
 import io
 import itertools
@@ -70,6 +71,12 @@ def everything(tmp_path_factory):
     folder = write_everything(tmp_path_factory.mktemp("everything"))
     written = write_report([folder], folder / "out" / "report.html", references=references(), version="9.9")
     return {path.suffix[1:]: path.read_text(encoding="utf-8") for path in written.files} | {"folder": folder}
+
+
+def commands_of(text):
+    """The commands as a reader copies them."""
+    found = re.findall(r"<li><code>(.*?)</code></li>", text)
+    return [html.unescape(re.sub("<[^>]+>", "", command)) for command in found]
 
 
 def page_of(folder, **options):
@@ -155,7 +162,7 @@ def test_every_format_has_the_numbers_of_the_csv(everything, kind):
     assert len(rows) >= 20
     assert any(row["paper"] for row in rows)
     for row in rows:
-        places = 3 if row["measure"].startswith("margin") else 2
+        places = {"linf": 4, "l2": 3}[row["norm"]] if row["measure"].startswith("margin") else 2
         assert f"{float(row['value']):.{places}f}" in words, row
         if row["paper"]:
             assert f"paper {float(row['paper']):.{places}f}" in words, row
@@ -256,7 +263,8 @@ def test_a_sweep_alone(tmp_path):
     text = page_of(tmp_path)
     assert sections(text) == ["sweeps", "reproduce"]
     assert "8 of 9 points are done" in text
-    assert "widemargin sweep cifar-resnet18/at-emr --grid emr.weight=0.1,0.3,1" in text
+    grid = "--grid emr.weight=0.1,0.3,1 --grid emr.temperature=0.1,1,40"
+    assert commands_of(text)[0] == f"widemargin sweep cifar-resnet18/at-emr {grid} --out {tmp_path / 's'}"
 
 
 def test_a_sweep_over_three_settings_is_a_ranking(tmp_path):
@@ -277,14 +285,27 @@ def test_changed_settings_are_named_and_the_command_has_them(tmp_path):
     config.write_text(config.read_text().replace("epochs = 100", "epochs = 3"))
     text = page_of(tmp_path)
     assert "changed from the recipe: epochs=3" in text
-    assert "widemargin train cifar-resnet18/at --set epochs=3 --out" in text
+    assert commands_of(text)[0] == f"widemargin train cifar-resnet18/at --set epochs=3 --out {tmp_path / 'run'}"
 
 
 def test_a_run_of_no_recipe_is_reproduced_from_its_own_file(tmp_path):
     write_run(tmp_path / "run", epochs=3)
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("cifar-resnet18/at", "mine"))
-    assert f"widemargin train {tmp_path / 'run' / 'config.toml'} --out" in page_of(tmp_path)
+    folder = tmp_path / "run"
+    assert commands_of(page_of(tmp_path))[0] == f"widemargin train {folder / 'config.toml'} --out {folder}"
+
+
+def test_the_command_of_an_evaluation_has_all_its_numbers_depend_on(everything):
+    command = next(c for c in commands_of(everything["html"]) if c.startswith("widemargin evaluate runs/at "))
+    for words in (
+        "--attacks clean,fgsm,pgd10,pgd100,autoattack",
+        "--eps 0.031 --norm linf --step-size 0.00784 --seed 0",
+        "--dataset cifar10 --limit 1000 --shard-size 500 --batch-size 250",
+        "--distance",
+    ):
+        assert words in command
+    assert len(commands_of(everything["html"])) == 2 + 1 + 4 + 1
 
 
 EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"

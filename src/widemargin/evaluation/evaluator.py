@@ -23,7 +23,6 @@ from widemargin.evaluation.settings import EvaluationSettings, written
 from widemargin.evaluation.shards import Shard, shards
 from widemargin.evaluation.store import Store
 from widemargin.evaluation.wrapped import Wrapped
-from widemargin.modes import evaluating
 from widemargin.types import Norm
 from widemargin.written import Written
 
@@ -94,7 +93,6 @@ def _run(
 ) -> Report:
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     numbers: list[int] = []
-    alarms: list[Alarm] = []
     if group.first:
         store.claim(_identity(model, settings, subject))
     group.wait()
@@ -102,18 +100,20 @@ def _run(
         wrapped = Wrapped(model, flat=shard.flat)
         numbers.append(shard.number)
         if shard.number == 0:
-            _check_fits(wrapped, shard, device)
-            alarms = _sanity(wrapped, shard, settings, store, device) if settings.sanity else []
+            _check_fits(wrapped, shard, settings, device)
+            if settings.sanity and group.first:
+                _sanity(wrapped, shard, settings, store, device)
             if group.first and store.folder is not None and not (store.folder / GALLERY).exists():
                 with undisturbed(wrapped):
                     write_gallery(wrapped, shard, settings, store.folder, device)
-        if group.mine(shard.number) and not store.has_shard(shard.number):
+        if group.mine(shard.number) and not store.finished(shard.number, shard.digest()):
             with undisturbed(wrapped):
                 judge = Judge(wrapped, settings, store, device, lambda text: console.print(text, highlight=False))
                 judge.judge(shard)
     if not numbers:
         raise InputError("evaluate: the data is empty; give at least one example")
     group.wait()
+    alarms = [Alarm(**alarm) for alarm in (store.note(SANITY) or {"alarms": []})["alarms"]]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     report = collect(store, numbers, settings, subject, alarms, name)
     report = dataclasses.replace(report, alarms=[*alarms, *alarms_of_numbers(report.accuracy, settings)])
@@ -130,25 +130,33 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) 
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     table = dataclasses.asdict(settings) | {"eps": [written(eps) for eps in settings.eps]}
+    table |= {"radii": [float(eps) for eps in settings.eps]}
     return table | {"attacks": list(settings.attacks), "data": subject.data, "weights": digest.hexdigest()}
 
 
-def _check_fits(model: Wrapped, shard: Shard, device: torch.device) -> None:
-    """One forward pass tells whether the model takes these images and has an output for every label."""
-    with torch.no_grad(), evaluating(model):
-        classes = model(shard.images[:1].to(device)).shape[1]
-    check_labels("evaluate", shard.labels.cpu(), batch=len(shard.labels), num_classes=classes)
+def _check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, device: torch.device) -> None:
+    """One forward pass tells whether the model takes these images, can be attacked, and knows every label."""
+    leaf = shard.images[:1].to(device, copy=True).requires_grad_(True)
+    try:
+        with torch.enable_grad(), undisturbed(model):
+            logits = model(leaf)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"evaluate: the model does not take images of shape {tuple(leaf.shape[1:])}: {reason}"
+        ) from error
+    if settings.needs_gradients and not logits.requires_grad:
+        raise InputError(
+            "evaluate: the model's logits carry no gradient to the images; its forward detaches them, or runs under "
+            "torch.no_grad() or torch.inference_mode()"
+        )
+    check_labels("evaluate", shard.labels, batch=len(shard.labels), num_classes=logits.shape[1])
 
 
-def _sanity(
-    model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Store, device: torch.device
-) -> list[Alarm]:
-    """The alarms of the model itself, from its first images; looked at once."""
-    found = store.note(SANITY)
-    if found is None:
+def _sanity(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Store, device: torch.device) -> None:
+    """Write down the alarms of the model itself, from its first images; looked at once."""
+    if store.note(SANITY) is None:
         x, y = shard.images[:SANITY_BATCH].to(device), shard.labels[:SANITY_BATCH].to(device)
         with undisturbed(model):
             alarms = alarms_of_model(model, x, y, settings)
-        found = {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
-        store.write_note(SANITY, found)
-    return [Alarm(**alarm) for alarm in found["alarms"]]
+        store.write_note(SANITY, {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]})

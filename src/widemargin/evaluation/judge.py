@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from widemargin import randomness
+from widemargin.checks import check_labels
 from widemargin.evaluation.autoattack import break_survivors
 from widemargin.evaluation.backend import make_reference, parts_for
 from widemargin.evaluation.distance import minimal_distance
@@ -35,6 +36,7 @@ class Judge:
         """Finish one shard."""
         x, y = shard.images.to(self.device), shard.labels.to(self.device)
         clean = self._piece(shard, "clean", lambda: self._clean(x))
+        check_labels("evaluate", shard.labels, batch=len(y), num_classes=clean["classes"])
         predictions = torch.tensor(clean["predictions"])
         columns: dict[str, Tensor] = {"clean": predictions == shard.labels}
         pieces = {"clean": clean}

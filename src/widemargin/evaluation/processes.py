@@ -4,11 +4,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 
 from widemargin.errors import InputError
 from widemargin.evaluation.store import Store
+
+PATIENCE = timedelta(days=30)
+"""How long one process waits for another, which may have a whole shard more to judge; the default is half an hour."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def processes(store: Store) -> Iterator[Processes]:
         raise InputError("evaluate with several processes needs a folder they share: give out=... (--out)")
     begun = dist.is_initialized()
     if not begun:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=PATIENCE)
     try:
         yield Processes(rank=dist.get_rank(), count=count)
     finally:

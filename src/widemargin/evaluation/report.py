@@ -121,8 +121,8 @@ def collect(
                 verdicts.setdefault(name, []).append(verdict)
             for name in ("margin", "distance"):
                 if name in example:
-                    value = example[name]
-                    measured.setdefault(name, []).append(float("inf") if value is None else value)
+                    endless = float("inf") if example["verdicts"]["clean"] else float("-inf")
+                    measured.setdefault(name, []).append(endless if example[name] is None else example[name])
     flags = {name: torch.tensor(values, dtype=torch.bool) for name, values in verdicts.items()}
     accuracy = {name: percent(values) for name, values in flags.items()}
     tensors = {name: torch.tensor(values) for name, values in measured.items()}

@@ -35,12 +35,17 @@ class EvaluationSettings:
         check_count("evaluate.batch_size", self.batch_size)
         if not self.attacks or len(set(self.attacks)) != len(self.attacks):
             raise InputError(f"evaluate.attacks must name each attack once, got {list(self.attacks)}")
-        if not self.eps or len({float(eps) for eps in self.eps}) != len(self.eps):
+        if not self.eps or min(len(set(map(spell, self.eps))) for spell in (float, written)) != len(self.eps):
             raise InputError(f"evaluate.eps must be one radius or several different ones, got {list(self.eps)}")
         for eps in self.eps:
             make_threat(self.norm, eps)
             for name in self.attacks:
                 self.attack(name, eps)
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether anything here differentiates the model by its images."""
+        return self.sanity or self.margins or self.distance or set(self.attacks) != {"clean"}
 
     def attack(self, name: str, eps: float) -> PGD | FGSM | None:
         """The gradient attack of that name; None for "clean" and "autoattack", which are none."""

@@ -58,8 +58,14 @@ class Store:
         """Write it down."""
         self._write(f"{name}.json", json.dumps(content))
 
-    def has_shard(self, number: int) -> bool:
-        """Whether a shard is finished."""
+    def finished(self, number: int, digest: str) -> bool:
+        """Whether a shard of these examples is finished; refuses to go on with one of others."""
+        name = f"{SHARDS}/{number:05d}.sha256"
+        found = self._read(name)
+        if found is None:
+            self._write(name, digest)
+        elif found != digest:
+            raise InputError(f"{self.folder} holds an evaluation on other data (shard {number}); choose another --out")
         return self._read(_shard(number)) is not None
 
     def write_shard(self, number: int, header: Record, examples: list[Record]) -> None:

@@ -34,8 +34,10 @@ class Wrapped(nn.Module):
 
 def as_images(x: Tensor) -> Tensor:
     """Flat inputs (N, D) as square one-channel images; the black-box attack draws squares on them."""
-    if x.dim() != 2:
+    if x.dim() == 4:
         return x
+    if x.dim() != 2:
+        raise InputError(f"evaluate: images must be (N, C, H, W) or flat (N, D), got shape {tuple(x.shape)}")
     side = math.isqrt(x.shape[1])
     if side * side != x.shape[1]:
         raise InputError(

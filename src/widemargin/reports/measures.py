@@ -59,8 +59,13 @@ class Measure:
         """A value of this measure as it is printed everywhere."""
         if value is None:
             return ""
-        places = 3 if self.is_margin else 2
+        places = margin_places(self.norm) if self.is_margin else 2
         return f"{value:+.{places}f}" if signed else f"{value:.{places}f}"
+
+
+def margin_places(norm: str) -> int:
+    """How many decimals a margin needs: those in linf are some hundredths."""
+    return 4 if norm == "linf" else 3
 
 
 def clean() -> Measure:

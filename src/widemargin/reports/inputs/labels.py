@@ -30,8 +30,13 @@ def owner(evaluation: Evaluation, runs: Sequence[Run]) -> Run | None:
         folder = run.folder.resolve()
         if any(folder == place or folder in place.parents for place in places):
             return run
-    alike = [run for run in runs if target.parts and run.folder.resolve().parts[-len(target.parts) :] == target.parts]
+    alike = [run for run in runs if any(_ends_with(run.folder, path) for path in (target, target.parent))]
     return alike[0] if len(alike) == 1 else None
+
+
+def _ends_with(folder: Path, path: Path) -> bool:
+    """Whether a path, relative to who knows where, may be this folder."""
+    return bool(path.parts) and folder.resolve().parts[-len(path.parts) :] == path.parts
 
 
 def unique(names: Sequence[str], hints: Sequence[Sequence[str]]) -> list[str]:

@@ -50,8 +50,10 @@ def _examples(path: Path) -> list[dict[str, Any]]:
 
 
 def _radius(settings: Fields, value: Any) -> Radius:
+    """An eps as it is kept: as written, or as written and as a number."""
+    written = value[0] if isinstance(value, list) and value else value
     try:
-        return Radius(str(value), float(Written(str(value))))
+        return Radius(str(written), float(Written(str(written))))
     except InputError as error:
         raise InputError(f"{settings.path}: eps: {error}") from None
 

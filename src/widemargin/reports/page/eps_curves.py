@@ -1,6 +1,6 @@
 """Accuracy against the size of the attack."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from widemargin.reports.charts.frame import Text
 from widemargin.reports.charts.lines import line_chart
@@ -32,7 +32,7 @@ def eps_curves(found: Findings) -> Section | None:
         title="Accuracy against the size of the attack",
         legend=[(label, found.color(label)) for label in labels],
         figures=[_figure(number, key, lines, found) for number, (key, lines) in enumerate(groups.items())],
-        tables=[_table(key, lines) for key, lines in groups.items()],
+        tables=[_table(norm, groups) for norm in dict.fromkeys(norm for _, norm in groups)],
     )
 
 
@@ -66,12 +66,16 @@ def _ticks(lines: Sequence[Line]) -> list[Tick]:
     return marked
 
 
-def _table(key: tuple[str, str], lines: Sequence[Line]) -> TextTable:
-    columns = list(dict.fromkeys((value, written) for _, points in lines for written, value, _ in points))
+def _table(norm: str, groups: Mapping[tuple[str, str], Sequence[Line]]) -> TextTable:
+    lines = [(attack, line) for (attack, other), members in groups.items() if other == norm for line in members]
+    columns = sorted({(value, written) for _, (_, points) in lines for written, value, _ in points})
     return TextTable(
-        title=f"Accuracy (%) under {attack_title(key[0])} at each {norm_title(key[1])} eps",
-        heads=[Head("Evaluation"), *(Head(written, _number(written, value)) for value, written in sorted(columns))],
-        rows=[(Entry(e.label), [_entry(points, value) for value, _ in sorted(columns)]) for e, points in lines],
+        title=f"Accuracy (%) at each {norm_title(norm)} eps",
+        heads=[Head("Evaluation"), *(Head(written, _number(written, value)) for value, written in columns)],
+        rows=[
+            (Entry(evaluation.label, attack_title(attack)), [_entry(points, value) for value, _ in columns])
+            for attack, (evaluation, points) in lines
+        ],
     )
 
 

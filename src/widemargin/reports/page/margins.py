@@ -8,7 +8,7 @@ from widemargin.reports.charts.frame import Text, minus
 from widemargin.reports.charts.histogram import Sample, histogram
 from widemargin.reports.inputs.evaluation import Evaluation, Margins
 from widemargin.reports.inputs.search import Findings
-from widemargin.reports.measures import norm_title
+from widemargin.reports.measures import margin_places, norm_title
 from widemargin.reports.page.section import Figure, Section
 from widemargin.reports.tables import Entry, Head, TextTable
 
@@ -38,22 +38,19 @@ def margins_section(found: Findings) -> Section | None:
 def _figure(number: int, evaluations: Sequence[Evaluation], found: Findings) -> Figure:
     norm = norm_title(evaluations[0].margin_norm)
     samples = [Sample(e.label, found.color(e.label), e.examples.finite_margins()) for e in evaluations if e.examples]
-    said = "; ".join(f"{s.label}: {len(s.values):,} images, mean {np.mean(s.values):.3f}" for s in samples)
+    said = "; ".join(f"{s.label}: {len(s.values):,} images, mean {np.mean(s.values):.4f}" for s in samples)
     title = f"Effective margins, {norm}"
     unit = f"effective margin ({norm})"
     text = Text(id=f"margins-{number}", title=title, description=said, x=unit, y="share of images, %")
     return Figure(picture=histogram(text, samples), title=title, caption="Dashed: the mean over all images.")
 
 
-def _rows(evaluation: Evaluation) -> list[tuple[str, str, Margins]]:
+def _rows(evaluation: Evaluation) -> list[tuple[Evaluation, str, Margins]]:
     names = {"correct": "correct", "all": "all", "train": "training, correct"}
-    return [
-        (evaluation.label, f"{names.get(key, key)}, {norm_title(evaluation.margin_norm)}", margins)
-        for key, margins in evaluation.margins.items()
-    ]
+    return [(evaluation, names.get(key, key), margins) for key, margins in evaluation.margins.items()]
 
 
-def _table(rows: Sequence[tuple[str, str, Margins]]) -> TextTable:
+def _table(rows: Sequence[tuple[Evaluation, str, Margins]]) -> TextTable:
     quantiles = sorted({key for _, _, margins in rows for key in margins.quantiles}, key=float)
     heads = [Head("Evaluation"), *map(Head, ("Images", "Mean", "Std")), *(Head(_percentile(q)) for q in quantiles)]
     return TextTable(
@@ -61,21 +58,21 @@ def _table(rows: Sequence[tuple[str, str, Margins]]) -> TextTable:
         heads=heads,
         rows=[
             (
-                Entry(label, which),
-                [
-                    Entry(f"{margins.count:,}"),
-                    *map(_number, (margins.mean, margins.std, *(margins.quantiles.get(q) for q in quantiles))),
-                ],
+                Entry(evaluation.label, f"{which}, {norm_title(evaluation.margin_norm)}"),
+                _entries(evaluation, m, quantiles),
             )
-            for label, which, margins in rows
+            for evaluation, which, m in rows
         ],
         notes=["Columns in percent are quantiles: so many of the images have a smaller margin."],
     )
 
 
+def _entries(evaluation: Evaluation, margins: Margins, quantiles: Sequence[str]) -> list[Entry]:
+    values = (margins.mean, margins.std, *(margins.quantiles.get(quantile) for quantile in quantiles))
+    places = margin_places(evaluation.margin_norm)
+    numbers = ["-" if value is None else minus(f"{value:.{places}f}") for value in values]
+    return [Entry(f"{margins.count:,}"), *map(Entry, numbers)]
+
+
 def _percentile(quantile: str) -> str:
     return f"{100 * float(quantile):g}%"
-
-
-def _number(value: float | None) -> Entry:
-    return Entry("-" if value is None else minus(f"{value:.3f}"))

@@ -52,7 +52,7 @@ def heat_map(sweep: Sweep) -> HeatMap:
     down, across, columns = _sides(sweep)
     return HeatMap(
         title=_title(sweep),
-        caption=f"{sweep.scored.replace('_', ', ')}, %. {len(sweep.points)} of {sweep.size} points are done.",
+        caption=f"{_scored(sweep)}, %. {len(sweep.points)} of {sweep.size} points are done.",
         down=down,
         across=across,
         columns=columns,
@@ -95,6 +95,11 @@ def luminance(color: list[int]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def _scored(sweep: Sweep) -> str:
+    """validation_robust -> Validation robust accuracy."""
+    return f"{sweep.scored.replace('_', ' ')} accuracy".capitalize() if "_" in sweep.scored else "Score"
+
+
 def _title(sweep: Sweep) -> str:
     return f"{sweep.recipe} over {' and '.join(sweep.grid)}"
 
@@ -115,7 +120,7 @@ def _ranking(sweep: Sweep) -> TextTable:
         (Entry(str(place)), [*(Entry(scored.point[key]) for key in sweep.grid), _entry(scored.score)])
         for place, scored in enumerate(best, start=1)
     ]
-    heads = [Head("Place"), *map(Head, sweep.grid), Head(sweep.scored.replace("_", ", "), "%")]
+    heads = [Head("Place"), *map(Head, sweep.grid), Head(_scored(sweep), "%")]
     return TextTable(title=_title(sweep), heads=heads, rows=rows)
 
 

@@ -1,0 +1,27 @@
+"""One thread, and attacks short enough for tests."""
+
+import official
+import pytest
+import torch
+
+from widemargin.evaluation import judge
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """AutoAttack with few iterations, as in ``officially(lengths=SHORT)``."""
+    monkeypatch.setattr(judge, "make_reference", official.shortened(judge.make_reference, official.SHORT))
+
+
+@pytest.fixture
+def very_short(monkeypatch):
+    """The same with hardly any."""
+    monkeypatch.setattr(judge, "make_reference", official.shortened(judge.make_reference, official.VERY_SHORT))

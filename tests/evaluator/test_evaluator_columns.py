@@ -1,0 +1,139 @@
+"""The columns of FGSM and PGD: every example attacked independently, at every eps, with the step size meant."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_networks import Rough, pictures, taught_conv
+
+import widemargin
+from widemargin import InputError
+
+QUICK = {"sanity": False, "margins": False}
+
+
+def pgd_by_hand(model, x, y, *, eps, step, steps, norm):
+    """(N,) bool: one image at a time, from the image itself."""
+    correct = []
+    for image, label in zip(x.split(1), y.split(1), strict=True):
+        point = image.clone()
+        for _ in range(steps):
+            leaf = point.clone().requires_grad_(True)
+            (gradient,) = torch.autograd.grad(F.cross_entropy(model(leaf), label), leaf)
+            if norm == "linf":
+                moved = point + step * gradient.sign()
+                moved = torch.minimum(torch.maximum(moved, image - eps), image + eps)
+            else:
+                change = point + step * gradient / gradient.norm() - image
+                moved = image + change * min(1.0, eps / float(change.norm()))
+            point = moved.clamp(0, 1).detach()
+        correct.append(bool(model(point).argmax() == label))
+    return correct
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.1), ("l2", 0.7)])
+@pytest.mark.parametrize("batch_size", [250, 7])
+def test_columns_equal_attacks_by_hand(norm, eps, batch_size):
+    model, (x, y) = taught_conv(), pictures(10, 20, seed=5)
+    report = widemargin.evaluate(
+        model, (x, y), ["clean", "fgsm", "pgd1", "pgd7"], eps, norm, batch_size=batch_size, **QUICK
+    )
+    expected = {
+        "clean": (model(x).argmax(1) == y).tolist(),
+        "fgsm": pgd_by_hand(model, x, y, eps=eps, step=eps, steps=1, norm=norm),
+        "pgd1": pgd_by_hand(model, x, y, eps=eps, step=eps / 4, steps=1, norm=norm),
+        "pgd7": pgd_by_hand(model, x, y, eps=eps, step=eps / 4, steps=7, norm=norm),
+    }
+    assert {name: flags.tolist() for name, flags in report.verdicts.items()} == expected
+    assert report.accuracy == {name: pytest.approx(100 * sum(flags) / 20) for name, flags in expected.items()}
+    assert len({tuple(flags) for flags in expected.values()}) >= 3, "columns that cannot be told apart"
+
+
+def test_an_attack_may_make_a_wrong_example_right():
+    model, (x, y) = Rough(taught_conv(), 0.3, 40), pictures(10, 60, seed=7)
+    x = (x + 0.4 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))).clamp(0, 1)
+    report = widemargin.evaluate(model, (x, y), ["clean", "fgsm"], 0.1, **QUICK)
+    verdicts = report.verdicts
+    assert (verdicts["fgsm"] & ~verdicts["clean"]).any(), "FGSM attacks what is already wrong"
+    assert verdicts["fgsm"].tolist() == pgd_by_hand(model, x, y, eps=0.1, step=0.1, steps=1, norm="linf")
+
+
+@pytest.mark.parametrize(("given", "steps"), [(None, (0.01, 0.04)), (0.02, (0.02, 0.02))])
+def test_the_step_size_follows_eps_unless_it_is_given(given, steps):
+    model, (x, y) = taught_conv(), pictures(10, 20, seed=5)
+    report = widemargin.evaluate(model, (x, y), ["pgd3"], [0.04, 0.16], step_size=given, **QUICK)
+    for eps, step in zip((0.04, 0.16), steps, strict=True):
+        expected = pgd_by_hand(model, x, y, eps=eps, step=step, steps=3, norm="linf")
+        assert report.verdicts[f"pgd3@{eps}"].tolist() == expected
+        alone = widemargin.evaluate(model, (x, y), ["pgd3"], eps, step_size=step, **QUICK)
+        assert alone.verdicts["pgd3"].tolist() == expected
+    steady, following = (pgd_by_hand(model, x, y, eps=0.16, step=step, steps=3, norm="linf") for step in (0.02, 0.04))
+    assert steady != following, "step sizes that cannot be told apart"
+
+
+def test_the_step_size_in_the_report():
+    model, data = taught_conv(), pictures(10, 4)
+    options = {"attacks": ["pgd1"], **QUICK}
+    assert widemargin.evaluate(model, data, eps=0.08, **options).to_json()["step_size"] == pytest.approx(0.02)
+    assert widemargin.evaluate(model, data, eps=[0.08, 0.1], **options).to_json()["step_size"] is None
+    assert widemargin.evaluate(model, data, eps=[0.08, 0.1], step_size=0.03, **options).to_json()["step_size"] == 0.03
+
+
+def test_several_radii_are_in_the_names_and_make_curves(very_short):
+    model, (x, y) = taught_conv(4), pictures(4, 8)
+    radii = ["16/255", "2/255", "0.3"]
+    report = widemargin.evaluate(model, (x, y), ["clean", "fgsm", "pgd20", "autoattack"], radii, max_steps=4, **QUICK)
+    parts = ["/apgd-ce", "/apgd-t", "/fab-t", "/square", ""]
+    assert list(report.verdicts) == [
+        "clean",
+        *(f"{name}@{eps}" for eps in radii for name in ("fgsm", "pgd20", *(f"autoattack{part}" for part in parts))),
+    ]
+    assert list(report.curves) == ["fgsm", "pgd20", "autoattack"]
+    for name, points in report.curves.items():
+        assert [point["written"] for point in points] == ["2/255", "16/255", "0.3"]
+        assert [point["eps"] for point in points] == [2 / 255, 16 / 255, 0.3]
+        assert [point["accuracy"] for point in points] == [
+            report.accuracy[f"{name}@{eps}"] for eps in ("2/255", "16/255", "0.3")
+        ]
+        falling = [point["accuracy"] for point in points]
+        assert falling[0] > falling[-1]
+    assert report.to_json()["curves"] == report.curves
+    assert report.to_json()["eps"] == [
+        {"written": "16/255", "value": 16 / 255},
+        {"written": "2/255", "value": 2 / 255},
+        {"written": "0.3", "value": 0.3},
+    ]
+
+
+def test_one_radius_among_several_is_that_radius_alone(very_short):
+    model, (x, y) = taught_conv(4), pictures(4, 8)
+    attacks = ["fgsm", "pgd3", "autoattack"]
+    several = widemargin.evaluate(model, (x, y), attacks, [0.05, "0.2"], "l2", **QUICK)
+    for eps in (0.05, 0.2):
+        alone = widemargin.evaluate(model, (x, y), attacks, eps, "l2", **QUICK)
+        for name, flags in alone.verdicts.items():
+            assert several.verdicts[name if name == "clean" else f"{name}@{eps}"].tolist() == flags.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"eps": []}, "eps must be one radius or several different ones"),
+        ({"eps": [0.1, 0.1]}, "eps must be one radius or several different ones"),
+        ({"eps": ["1/2", 0.5]}, "eps must be one radius or several different ones"),
+        ({"eps": [0.1, 0.1 + 1e-9]}, "eps must be one radius or several different ones"),
+        ({"eps": 8}, "did you mean 8/255"),
+        ({"eps": [0.1, 8]}, "did you mean 8/255"),
+        ({"eps": "8/0"}, "'8/0' is not a number"),
+        ({"attacks": []}, "attacks must name each attack once"),
+        ({"attacks": ["fgsm", "fgsm"]}, "attacks must name each attack once"),
+        ({"attacks": ["cw"]}, "unknown attack 'cw'; known are clean, fgsm, pgdN .* and autoattack"),
+        ({"norm": "l1"}, "norm must be one of 'linf', 'l2', got 'l1'"),
+        ({"step_size": 0, "attacks": ["pgd2"]}, "step_size must be in"),
+        ({"shard_size": 0}, "shard_size must be a whole number of at least 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number of at least 1, got 2.5"),
+        ({"limit": 0}, "limit must be at least 1, got 0"),
+    ],
+)
+def test_wrong_settings_are_refused(options, says):
+    with pytest.raises(InputError, match=says):
+        widemargin.evaluate(taught_conv(), pictures(10, 4), **({"attacks": ["clean", "fgsm"]} | options))

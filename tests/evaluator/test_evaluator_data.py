@@ -1,0 +1,97 @@
+"""Whatever form the data comes in, and however it is cut into batches, the same examples give the same results."""
+
+import pytest
+import torch
+from small_networks import Rough, pictures, taught_conv
+from test_evaluator_traps import assert_same
+from torch.utils.data import DataLoader, TensorDataset
+
+import widemargin
+from widemargin.data import ImageSet, load
+from widemargin.models import MLPConfig
+
+ATTACKS = ["clean", "fgsm", "pgd20", "autoattack"]
+OPTIONS = {"eps": 0.2, "shard_size": 7, "batch_size": 4, "max_steps": 3, "sanity": False}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Rough(taught_conv(4))
+
+
+@pytest.fixture(scope="module")
+def of_a_pair(model):
+    return widemargin.evaluate(model, pictures(4, 18), ATTACKS, **OPTIONS)
+
+
+def odd_batches(x, y, *sizes):
+    yield from zip(x.split(list(sizes)), y.split(list(sizes)), strict=True)
+
+
+FORMS = {
+    "a list of two tensors": lambda x, y: [x, y],
+    "a set of images": lambda x, y: ImageSet(x, y, num_classes=4, name="own"),
+    "batches of odd sizes": lambda x, y: odd_batches(x, y, 1, 3, 11, 2, 1),
+    "one batch over several shards": lambda x, y: odd_batches(x, y, 18),
+    "batches of a shard's size": lambda x, y: odd_batches(x, y, 7, 7, 4),
+    "a list of batches": lambda x, y: list(odd_batches(x, y, 9, 9)),
+    "a loader of PyTorch's": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=5),
+    "labels of bytes": lambda x, y: (x, y.to(torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_results(of_a_pair, model, form):
+    x, y = pictures(4, 18)
+    found = widemargin.evaluate(model, FORMS[form](x, y), ATTACKS, **OPTIONS)
+    assert found.count == 18
+    assert_same(found, of_a_pair)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 8, 50])
+def test_a_limit_keeps_the_first_examples(model, limit):
+    x, y = pictures(4, 18)
+    expected = widemargin.evaluate(model, (x[:limit], y[:limit]), ATTACKS, **OPTIONS)
+    for data in ((x, y), odd_batches(x, y, 1, 3, 11, 2, 1), ImageSet(x, y, num_classes=4, name="own")):
+        assert_same(widemargin.evaluate(model, data, ATTACKS, limit=limit, **OPTIONS), expected)
+
+
+def test_nothing_is_asked_for_beyond_the_limit(model):
+    x, y = pictures(4, 6)
+
+    def batches():
+        yield x[:3], y[:3]
+        yield x[3:], y[3:]
+        raise AssertionError("a batch too many")
+
+    assert widemargin.evaluate(model, batches(), ["clean"], limit=6).count == 6
+
+
+def test_a_data_set_by_name():
+    data = load("mnist-embedded", "test", limit=12)
+    model = MLPConfig(hidden=(8,)).build(image_shape=(1, 28, 28), num_classes=10, seed=0)
+    named = widemargin.evaluate(model, "mnist-embedded", ["clean", "fgsm"], 0.1, limit=12)
+    assert_same(named, widemargin.evaluate(model, data, ["clean", "fgsm"], 0.1))
+    assert_same(named, widemargin.evaluate(model, (data.floats(), data.labels), ["clean", "fgsm"], 0.1))
+    assert named.to_json()["data"] == {"name": "mnist-embedded", "split": "test", "count": 12}
+
+
+@pytest.mark.parametrize("shard_size", [1, 5, 18, 500])
+def test_shards_do_not_change_what_is_not_random(very_short, model, shard_size):
+    x, y = pictures(4, 18)
+    attacks = ["clean", "fgsm", "pgd3"]
+    expected = widemargin.evaluate(model, (x, y), attacks, 0.2, sanity=False, distance=True)
+    found = widemargin.evaluate(model, (x, y), attacks, 0.2, sanity=False, distance=True, shard_size=shard_size)
+    assert found.accuracy == expected.accuracy
+    assert found.margin.allclose(expected.margin, rtol=1e-4)
+    assert found.distance.allclose(expected.distance, rtol=1e-3)
+
+
+def test_the_indices_of_shards_go_on(tmp_path, model):
+    x, y = pictures(4, 18)
+    widemargin.evaluate(model, (x, y), ["clean"], out=tmp_path, shard_size=5)
+    rows = (tmp_path / "examples.jsonl").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == [f'{{"index": {index}' for index in range(18)]
+    assert sorted(path.name for path in (tmp_path / "shards").glob("*.jsonl")) == [
+        f"{number:05d}.jsonl" for number in range(4)
+    ]

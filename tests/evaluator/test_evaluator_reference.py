@@ -1,0 +1,147 @@
+"""AutoAttack through the evaluator is the backend called directly: verdicts, images and model calls."""
+
+import json
+from functools import cache
+
+import pytest
+import torch
+from official import SHORT, STARTUP_CALLS, VERY_SHORT, assert_official, officially, shorten
+from pyautoattack import AutoAttack
+from small_networks import Counted, Rough, pictures, taught_conv, taught_flat
+from torch import nn
+
+import widemargin
+from widemargin.evaluation.autoattack import break_survivors
+from widemargin.evaluation.backend import PARTS, make_reference, part_attack
+
+COLORED = (3, 6, 6)
+CASES = {
+    # name: (model, classes, image shape, norm, eps, seed, batch size)
+    "linf, several batches": (lambda: Rough(taught_conv()), 10, (1, 8, 8), "linf", 0.2, 0, 6),
+    "l2, several batches": (lambda: Rough(taught_conv()), 10, (1, 8, 8), "l2", 1.3, 0, 6),
+    "linf, one batch, another seed": (lambda: Rough(taught_conv()), 10, (1, 8, 8), "linf", 0.2, 5, 250),
+    "l2, one batch, another seed": (lambda: Rough(taught_conv()), 10, (1, 8, 8), "l2", 0.8, 5, 20),
+    "five classes, color, linf": (lambda: Rough(taught_conv(5, COLORED), 0.1, 120), 5, COLORED, "linf", 0.25, 0, 7),
+    "an honest network": (lambda: taught_conv(), 10, (1, 8, 8), "linf", 0.1, 0, 250),
+}
+
+
+@cache
+def rough_official():
+    """What the backend does to the network of most tests here."""
+    return officially(Rough(taught_conv()), *pictures(10, 20), eps=0.2, batch_size=6, lengths=SHORT)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_verdicts_are_those_of_the_backend_after_every_part(short, case):
+    make, classes, shape, norm, eps, seed, batch_size = CASES[case]
+    x, y = pictures(classes, 20, shape)
+    options = {"eps": eps, "norm": norm, "seed": seed, "batch_size": batch_size}
+    official = officially(make(), x, y, **options, classes=classes, lengths=SHORT)
+    report = widemargin.evaluate(make(), (x, y), ["clean", "autoattack"], **options, sanity=False, margins=False)
+    assert_official(report, official)
+    clean = report.verdicts["clean"]
+    changed = (official.x_adv != x).flatten(1).any(1)
+    assert (clean & ~report.verdicts["autoattack"]).tolist() == (changed & clean).tolist()
+    counts = [int(flags.sum()) for flags in (clean, *official.survivors.values())]
+    if case != "an honest network":  # else the comparison would be of one part only
+        assert len(set(counts)) >= 4, counts
+    assert counts[-1] < counts[0]
+
+
+def test_adversarial_images_are_those_of_the_backend(short):
+    model, (x, y) = Rough(taught_conv()), pictures(10, 20)
+    official = rough_official()
+    reference = make_reference(model, eps=0.2, norm="linf", seed=0, num_classes=10, device=torch.device("cpu"))
+    shorten(reference, **SHORT)
+    survivors, x_adv = model(x).argmax(1) == y, x.clone()
+    with torch.random.fork_rng(devices=[]):
+        for part in PARTS:
+            found = list(break_survivors(model, x, y, survivors, reference=reference, part=part, batch_size=6))
+            for positions, images in found:
+                survivors[positions] = False
+                x_adv[positions] = images
+    assert x_adv.equal(official.x_adv)
+
+
+def test_each_shard_is_one_call_of_the_backend(short):
+    model, (x, y) = Rough(taught_conv()), pictures(10, 20)
+    report = widemargin.evaluate(
+        model, (x, y), ["autoattack"], 0.2, shard_size=9, batch_size=6, sanity=False, margins=False
+    )
+    parts = [
+        officially(model, images, labels, eps=0.2, batch_size=6, lengths=SHORT).survivors["square"]
+        for images, labels in zip(x.split(9), y.split(9), strict=True)
+    ]
+    assert report.verdicts["autoattack"].tolist() == torch.cat(parts).tolist()
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("batch_size", [250, 5])
+def test_the_model_is_called_on_the_same_images_as_often(very_short, norm, batch_size):
+    x, y = pictures(10, 12)
+    bare, ours = Counted(Rough(taught_conv())), Counted(Rough(taught_conv()))
+    bare.__deepcopy__ = lambda memo: bare  # watch this one, not the copy
+    officially(bare, x, y, eps=0.1, norm=norm, batch_size=batch_size, lengths=VERY_SHORT)
+    widemargin.evaluate(
+        ours, (x, y), ["clean", "autoattack"], 0.1, norm, batch_size=batch_size, sanity=False, margins=False
+    )
+    fits, *attack = ours.seen  # one image, to see that the model takes it
+    assert fits.equal(x[:1])
+    assert len(attack) == len(bare.seen) - STARTUP_CALLS
+    assert len(attack) > 50
+    for number, (mine, theirs) in enumerate(zip(attack, bare.seen[STARTUP_CALLS:], strict=True)):
+        assert mine.equal(theirs), number
+
+
+def plain(attack):
+    kept = {key: value for key, value in vars(attack).items() if isinstance(value, int | float | str | None)}
+    return {key: value for key, value in kept.items() if key not in ("targeted", "device")}
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_attacks_have_the_standard_settings(norm):
+    model = nn.Flatten()
+    bare = AutoAttack(model, norm={"linf": "Linf", "l2": "L2"}[norm], eps=0.1, seed=3, device="cpu")
+    reference = make_reference(model, eps=0.1, norm=norm, seed=3, num_classes=10, device=torch.device("cpu"))
+    for name in ("apgd", "apgd_targeted", "fab", "square"):
+        assert plain(getattr(reference, name)) == plain(getattr(bare, name)), name
+    assert reference.square.n_queries == 5000
+    assert tuple(bare.attacks_to_run) == PARTS
+    assert part_attack(reference, "fab-t").targeted
+    assert part_attack(reference, "apgd-ce").loss == "ce"
+
+
+@pytest.mark.parametrize(("classes", "targets"), [(2, 1), (3, 2), (5, 4), (9, 8), (10, 9), (11, 9), (100, 9)])
+def test_there_are_as_many_targets_as_other_classes_up_to_nine(classes, targets):
+    reference = make_reference(
+        nn.Flatten(), eps=0.1, norm="linf", seed=0, num_classes=classes, device=torch.device("cpu")
+    )
+    assert reference.apgd_targeted.n_target_classes == reference.fab.n_target_classes == targets
+
+
+def test_the_whole_standard_attack_unshortened():
+    model, (x, y) = nn.Sequential(nn.Flatten(), taught_flat(5)), pictures(5, 3)
+    official = officially(model, x, y, eps=0.08, classes=5)
+    report = widemargin.evaluate(model, (x, y), ["autoattack"], 0.08, sanity=False, margins=False)
+    assert_official(report, official)
+    assert report.verdicts["autoattack"].any()
+
+
+def test_records_say_which_part_broke_which_example(short, tmp_path):
+    model, (x, y) = Rough(taught_conv()), pictures(10, 20)
+    official = rough_official()
+    report = widemargin.evaluate(
+        model, (x, y), ["clean", "autoattack"], 0.2, out=tmp_path, shard_size=20, batch_size=6, sanity=False
+    )
+    rows = [json.loads(line) for line in (tmp_path / "examples.jsonl").read_text().splitlines()]
+    assert [row["index"] for row in rows] == list(range(20))
+    assert [row["label"] for row in rows] == y.tolist()
+    assert [row["prediction"] for row in rows] == model(x).argmax(1).tolist()
+    for position, row in enumerate(rows):
+        broken = [part for part, survivors in official.survivors.items() if not survivors[position]]
+        expected = broken[0] if broken and report.verdicts["clean"][position] else None
+        assert row["broken_by"] == expected
+        assert row["verdicts"] == {name: bool(flags[position]) for name, flags in report.verdicts.items()}
+        assert row["margin"] == pytest.approx(float(report.margin[position]))
+    assert len({row["broken_by"] for row in rows}) >= 4

@@ -1,0 +1,275 @@
+"""An evaluation killed anywhere and run again ends with the same numbers, without doing finished work twice."""
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from evaluation_child import ATTACKS, CLASSES, COUNT, OPTIONS, evaluate
+from small_networks import Counted, Rough, pictures, taught_conv
+from test_evaluator_traps import assert_same
+
+import widemargin
+from widemargin import InputError
+from widemargin.evaluation import evaluator
+from widemargin.evaluation.store import Store
+
+CHILD = Path(__file__).with_name("evaluation_child.py")
+
+
+def weights():
+    return Rough(taught_conv(CLASSES)).state_dict()
+
+
+def counted(at=None, happens=None):
+    return Counted(Rough(taught_conv(CLASSES)), at, happens)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def records(out):
+    """What is left on disk, without seconds: the report, the examples, the shards and the rest."""
+    report = json.loads((out / "report.json").read_text())
+    report.pop("seconds")
+    shards = {}
+    for path in sorted((out / "shards").glob("*.jsonl")):
+        header, *rows = map(json.loads, path.read_text().splitlines())
+        shards[path.name] = (header["first"], header["count"], rows)
+    return {
+        "report": report,
+        "examples": (out / "examples.jsonl").read_bytes(),
+        "gallery": (out / "gallery.npz").read_bytes(),
+        "settings": (out / "settings.json").read_bytes(),
+        "shards": shards,
+        "files": sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()),
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted evaluation: (its records, its report, calls of the model, calls at each thing written)."""
+    out = tmp_path_factory.mktemp("whole")
+    model, written = counted(), []
+    write, gallery = Store._write, evaluator.write_gallery
+
+    def noted(store, name, text):
+        write(store, name, text)
+        written.append(model.calls)
+
+    def gallery_noted(*args):
+        gallery(*args)
+        written.append(model.calls)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "_write", noted)
+        patch.setattr(evaluator, "write_gallery", gallery_noted)
+        report = evaluate(model, out)
+    return records(out), report, model.calls, written
+
+
+def test_the_evaluation_has_something_of_everything(whole):
+    found, report, calls, written = whole
+    assert len(found["shards"]) == 3
+    assert report.count == COUNT == len(found["examples"].splitlines())
+    assert {"autoattack/square", "pgd20", "clean"} <= report.verdicts.keys()
+    assert calls > 200
+    assert len(set(written)) > 25
+    assert not [name for name in found["files"] if name.startswith("parts/")]
+
+
+def test_a_folder_changes_nothing(whole):
+    assert_same(evaluate(counted(), None), whole[1])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.33, 0.5, 0.77, 0.999])
+def test_killed_in_the_model_and_run_again(whole, tmp_path, share):
+    expected, report, calls, written = whole
+    at = 1 + int(share * calls)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(counted(at, interrupt), tmp_path)
+    assert not (tmp_path / "report.json").exists()
+    again = counted()
+    assert_same(evaluate(again, tmp_path), report)
+    assert records(tmp_path) == expected
+    finished = max((count for count in written if count <= at - 1), default=0)
+    first_look = 1 if finished else 0  # whether the model takes the images is seen in both runs
+    assert again.calls == calls - finished + first_look
+
+
+def test_killed_again_and_again(whole, tmp_path):
+    expected, report, calls, _ = whole
+    kills = 0
+    for _ in range(30):
+        try:
+            found = evaluate(counted(calls // 6, interrupt), tmp_path)
+            break
+        except KeyboardInterrupt:
+            kills += 1
+    assert 3 < kills < 30
+    assert_same(found, report)
+    assert records(tmp_path) == expected
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_killed_while_writing(whole, tmp_path, moment):
+    expected, report, _, _ = whole
+    write, count, kills = Store._write, 0, 0
+
+    def dying(store, name, text):
+        nonlocal count
+        count += 1
+        if moment == "after":
+            write(store, name, text)
+        if count % 7 == 1:
+            raise KeyboardInterrupt
+        if moment == "before":
+            write(store, name, text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "_write", dying)
+        while not (tmp_path / "report.json").exists():
+            with suppress(KeyboardInterrupt):
+                evaluate(counted(), tmp_path)
+                kills -= 1
+            kills += 1
+    assert kills >= 4
+    assert_same(evaluate(counted(), tmp_path), report)
+    left = records(tmp_path)
+    left["files"] = [name for name in left["files"] if not name.startswith("parts/")]
+    assert left == expected
+
+
+def test_killed_for_good_in_a_process_of_its_own(whole, tmp_path):
+    expected, report, calls, written = whole
+    torch.save(weights(), tmp_path / "weights.pt")
+    out, at = tmp_path / "out", int(0.6 * calls)
+    child = subprocess.Popen(
+        [sys.executable, CHILD, tmp_path / "weights.pt", out, str(at)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout.readline() == "ready\n"
+    finally:
+        child.kill()
+        child.communicate()
+    assert not (out / "report.json").exists()
+    again = counted()
+    assert_same(evaluate(again, out), report)
+    assert records(out) == expected
+    assert again.calls == calls - max(count for count in written if count <= at - 1) + 1
+
+
+def test_a_finished_evaluation_is_not_done_again(whole, tmp_path):
+    evaluate(counted(), tmp_path)
+    before = records(tmp_path)
+    again = counted()
+    assert_same(evaluate(again, tmp_path), whole[1])
+    assert again.calls == 1
+    assert records(tmp_path) == before == whole[0]
+
+
+# What must not be joined
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """An evaluation killed halfway."""
+    out = tmp_path_factory.mktemp("half") / "out"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(counted(150, interrupt), out)
+    return out
+
+
+CHANGES = {
+    "eps": {"eps": "0.3"},
+    "radii": {"eps": 0.2 + 1e-9},
+    "norm": {"norm": "l2"},
+    "seed": {"seed": 1},
+    "shard_size": {"shard_size": 5},
+    "batch_size": {"batch_size": 4},
+    "max_steps": {"max_steps": 3},
+    "distance": {"distance": False},
+    "margins": {"margins": False},
+    "sanity": {"sanity": False},
+    "step_size": {"step_size": 0.01},
+}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_other_settings_are_refused(half, tmp_path, key):
+    out = shutil.copytree(half, tmp_path / "out")
+    before = sorted(path.name for path in out.rglob("*"))
+    model = counted()
+    with pytest.raises(
+        InputError, match=rf"holds another evaluation \({key}: .* here, .* there\); choose another --out"
+    ):
+        evaluate(model, out, **CHANGES[key])
+    assert model.calls == 0
+    assert sorted(path.name for path in out.rglob("*")) == before
+
+
+def test_other_attacks_are_refused(half):
+    with pytest.raises(InputError, match=r"holds another evaluation \(attacks: \['clean'\] here"):
+        widemargin.evaluate(counted(), pictures(CLASSES, COUNT), ["clean"], out=half, **OPTIONS)
+
+
+def test_other_weights_are_refused(half):
+    model = counted()
+    with torch.no_grad():
+        model.model.model[8].bias[0] += 1e-6
+    with pytest.raises(InputError, match=r"holds another evaluation \(weights: "):
+        evaluate(model, half)
+    model = counted()
+    model.model.model[1].running_mean += 1e-3  # statistics are weights too
+    with pytest.raises(InputError, match=r"holds another evaluation \(weights: "):
+        evaluate(model, half)
+
+
+def test_data_of_another_name_are_refused(half):
+    with pytest.raises(InputError, match=r"holds another evaluation \(data: "):
+        evaluate(counted(), half, subject=widemargin.evaluation.Subject(data="others"))
+
+
+@pytest.mark.parametrize("change", ["images", "labels", "fewer"])
+@pytest.mark.parametrize("finished", [False, True])
+def test_other_examples_are_refused(half, tmp_path, change, finished):
+    out = shutil.copytree(half, tmp_path / "out")
+    if finished:
+        evaluate(counted(), out)
+    x, y = (part.clone() for part in pictures(CLASSES, COUNT))
+    if change == "images":
+        x[0, 0, 0, 0] = 1 - x[0, 0, 0, 0]
+    elif change == "labels":
+        y[0] = (y[0] + 1) % CLASSES
+    limit = 2 if change == "fewer" else None
+    with pytest.raises(InputError, match=r"holds an evaluation on other data \(shard 0\); choose another --out"):
+        widemargin.evaluate(counted(), (x, y), ATTACKS, out=out, limit=limit, **OPTIONS)
+
+
+def test_more_examples_go_on(tmp_path, whole):
+    first = counted()
+    evaluate(first, tmp_path, limit=6)
+    rest = counted()
+    assert_same(evaluate(rest, tmp_path), whole[1])
+    assert records(tmp_path) == whole[0]
+    assert rest.calls == whole[2] - first.calls + 1
+
+
+def test_the_model_of_another_copy_goes_on(half, tmp_path):
+    out = shutil.copytree(half, tmp_path / "out")
+    assert evaluate(copy.deepcopy(counted()), out).count == COUNT
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(InputError, match="cannot write to the folder"):
+        evaluate(counted(), tmp_path / "file" / "out")

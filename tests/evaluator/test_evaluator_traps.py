@@ -1,0 +1,356 @@
+"""The traps of the backend, each either handled so that verdicts are right, or refused in one clear line."""
+
+import sys
+
+import numpy as np
+import pyautoattack.checks
+import pytest
+import torch
+from official import SHORT, VERY_SHORT, assert_official, officially
+from small_networks import Rough, pictures, taught_conv, taught_flat
+from torch import nn
+
+import widemargin
+from widemargin import InputError
+
+QUICK = {"sanity": False, "margins": False}
+
+
+class Read(nn.Module):
+    """A model of another dtype behind float32."""
+
+    def __init__(self, model, dtype):
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, x):
+        return self.model(x.to(self.dtype)).float()
+
+
+# Numbers of classes
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_too_few_classes_for_the_targeted_loss(short, classes, norm):
+    model, (x, y) = Rough(taught_conv(classes)), pictures(classes, 12)
+    eps = 0.15 if norm == "linf" else 1.2
+    official = officially(model, x, y, eps=eps, norm=norm, classes=classes, lengths=SHORT)
+    report = widemargin.evaluate(model, (x, y), ["clean", "autoattack"], eps, norm, **QUICK)
+    assert_official(report, official)
+    assert list(report.verdicts) == [
+        "clean",
+        "autoattack/apgd-ce",
+        "autoattack/fab-t",
+        "autoattack/square",
+        "autoattack",
+    ]
+    assert report.verdicts["clean"].any()
+
+
+def test_four_classes_are_enough(very_short):
+    model, (x, y) = Rough(taught_conv(4)), pictures(4, 8)
+    official = officially(model, x, y, eps=0.2, classes=4, lengths=VERY_SHORT)
+    report = widemargin.evaluate(model, (x, y), ["autoattack"], 0.2, **QUICK)
+    assert_official(report, official)
+    assert "autoattack/apgd-t" in report.verdicts
+
+
+# Forms of input and arithmetic
+
+
+@pytest.mark.parametrize("attacks", [("clean", "fgsm", "pgd5"), ("autoattack",)])
+def test_a_network_of_flat_inputs(short, attacks):
+    model, (x, y) = taught_flat(5), pictures(5, 12)
+    seen_flat = widemargin.evaluate(model, (x.flatten(1), y), attacks, 0.08, distance=True, sanity=True)
+    flattening = nn.Sequential(nn.Flatten(), model)
+    assert_same(seen_flat, widemargin.evaluate(flattening, (x, y), attacks, 0.08, distance=True, sanity=True))
+    if "autoattack" in attacks:
+        assert_official(seen_flat, officially(flattening, x, y, eps=0.08, classes=5, lengths=SHORT))
+
+
+def assert_same(one, other):
+    assert one.accuracy == other.accuracy
+    assert {name: flags.tolist() for name, flags in one.verdicts.items()} == {
+        name: flags.tolist() for name, flags in other.verdicts.items()
+    }
+    for name in ("margin", "distance"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        assert mine is theirs is None or mine.equal(theirs), name
+
+
+def test_flat_inputs_that_are_no_square():
+    with pytest.raises(
+        InputError, match=r"flat inputs of 60 values are not a square image; give images \(N, C, H, W\)"
+    ):
+        widemargin.evaluate(taught_flat(5), (torch.rand(3, 60), torch.zeros(3, dtype=torch.long)), ["clean"])
+
+
+def test_inputs_that_are_neither_images_nor_flat():
+    with pytest.raises(InputError, match=r"images must be \(N, C, H, W\) or flat \(N, D\), got shape \(3, 8, 8\)"):
+        widemargin.evaluate(nn.Flatten(), (torch.rand(3, 8, 8), torch.zeros(3, dtype=torch.long)), ["clean"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_models_of_another_precision(short, dtype):
+    model, (x, y) = Rough(taught_conv(5)).to(dtype), pictures(5, 12)
+    official = officially(Read(model, dtype), x, y, eps=0.2, classes=5, lengths=SHORT)
+    report = widemargin.evaluate(model, (x, y), ["clean", "pgd3", "autoattack"], 0.2, distance=True)
+    assert_official(report, official)
+    assert report.verdicts["clean"].tolist() == (model(x.to(dtype)).argmax(1) == y).tolist()
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert report.margin.isfinite().all()
+
+
+def test_images_of_another_precision_are_read_as_float32():
+    model, (x, y) = taught_conv(5), pictures(5, 12)
+    plain, wide = (widemargin.evaluate(model, (images, y), ["clean", "fgsm"], 0.1) for images in (x, x.double()))
+    assert_same(plain, wide)
+
+
+# Training mode
+
+
+def test_a_model_left_in_training_mode(short):
+    x, y = pictures(10, 20)
+    model = Rough(taught_conv(dropout=0.3))
+    official = officially(model, x, y, eps=0.2, lengths=SHORT)
+    attacks = ["clean", "fgsm", "pgd3", "autoattack"]
+    expected = widemargin.evaluate(model, (x, y), attacks, 0.2, distance=True)
+    model.train()
+    model.model[5].eval()  # one batch norm that the user froze
+    model.model[0].weight.requires_grad_(False)
+    model.model[8].weight.grad = torch.ones_like(model.model[8].weight)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    report = widemargin.evaluate(model, (x, y), attacks, 0.2, distance=True)
+    assert_same(report, expected)
+    assert report.alarms == expected.alarms
+    assert_official(report, official)
+    assert [module.training for module in model.modules()] == modes
+    assert all(value.equal(state[key]) for key, value in model.state_dict().items())
+    assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == ["model.0.weight"]
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert list(gradients) == ["model.8.weight"]
+    assert gradients["model.8.weight"].eq(1).all()
+
+
+def test_a_model_is_restored_when_the_evaluation_is_interrupted(very_short):
+    model, (x, y) = taught_conv(5).train(), pictures(5, 8)
+    for hook_at in (1, 3, 60):
+        calls = []
+
+        def interrupt(module, inputs, calls=calls, hook_at=hook_at):
+            calls.append(1)
+            if len(calls) == hook_at:
+                raise KeyboardInterrupt
+
+        handle = model.register_forward_pre_hook(interrupt)
+        torch.manual_seed(4)
+        before = torch.get_rng_state()
+        with pytest.raises(KeyboardInterrupt):
+            widemargin.evaluate(model, (x, y), ["autoattack"], 0.2)
+        handle.remove()
+        assert all(module.training for module in model.modules())
+        assert all(parameter.requires_grad for parameter in model.parameters())
+        assert torch.get_rng_state().equal(before)
+
+
+# Wrong data
+
+
+def labels(*values):
+    return torch.tensor(values)
+
+
+WRONG = {
+    "brighter than one": (torch.full((2, 1, 8, 8), 1.5), labels(0, 1), r"images must be in \[0, 1\], got .* 1.5"),
+    "negative": (torch.full((2, 1, 8, 8), -0.5), labels(0, 1), r"images must be in \[0, 1\]"),
+    "not a number": (torch.full((2, 1, 8, 8), float("nan")), labels(0, 1), r"images must be in \[0, 1\]"),
+    "bytes": (
+        torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
+        labels(0, 1),
+        "images must be floating point .* divide by 255",
+    ),
+    "label too large": (
+        torch.zeros(2, 1, 8, 8),
+        labels(0, 5),
+        r"labels must be in 0..4, got 0..5; the model has 5 out",
+    ),
+    "negative label": (torch.zeros(2, 1, 8, 8), labels(-1, 0), r"labels must be in 0..4, got -1..0"),
+    "too few labels": (torch.zeros(2, 1, 8, 8), labels(0), r"labels must be \(2,\) integers"),
+    "one-hot labels": (torch.zeros(2, 1, 8, 8), torch.eye(5)[:2], r"labels must be \(2,\) integers, got torch.float32"),
+    "switches for labels": (torch.zeros(2, 1, 8, 8), torch.tensor([True, False]), r"labels must be \(2,\) integers"),
+    "no images": (torch.zeros(0, 1, 8, 8), labels(), "at least one sample"),
+    "images of another shape": (torch.zeros(2, 3, 8, 8), labels(0, 1), r"the model does not take .*\(3, 8, 8\)"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("attacks", [("clean",), ("autoattack",)])
+def test_wrong_data_is_refused_in_one_line(wrong, attacks):
+    images, given, says = WRONG[wrong]
+    with pytest.raises(InputError, match=says) as refusal:
+        widemargin.evaluate(taught_conv(5), (images, given), attacks, 0.1)
+    assert "\n" not in str(refusal.value)
+
+
+def test_no_batches_at_all():
+    with pytest.raises(InputError, match="the data is empty; give at least one example"):
+        widemargin.evaluate(taught_conv(5), iter(()), ["clean"])
+
+
+def test_data_of_no_known_form():
+    with pytest.raises(InputError, match=r"data must give pairs \(images, labels\) of tensors, got Tensor"):
+        widemargin.evaluate(taught_conv(5), torch.zeros(2, 1, 8, 8), ["clean"])
+
+
+def test_a_wrong_label_in_a_later_shard_is_seen_too():
+    x, y = pictures(5, 12)
+    y = y.clone()
+    y[9] = 7
+    for attacks in (["clean"], ["autoattack"]):
+        with pytest.raises(InputError, match=r"evaluate: labels must be in 0..4, got 0..7"):
+            widemargin.evaluate(taught_conv(5), (x, y), attacks, 0.1, shard_size=4, max_steps=1, **QUICK)
+
+
+def test_a_network_of_flat_inputs_given_images_is_refused_in_one_line():
+    with pytest.raises(InputError, match=r"the model does not take images of shape \(1, 8, 8\)") as refusal:
+        widemargin.evaluate(taught_flat(5), pictures(5, 4), ["clean"])
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "got"),
+    [(nn.Identity(), r"\(1, 1, 8, 8\)"), (nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), r"\(1, 1\)")],
+)
+def test_a_model_without_logits(model, got):
+    with pytest.raises(InputError, match=rf"the model must return logits of shape \(1, K\) with K >= 2, got {got}"):
+        widemargin.evaluate(model, pictures(5, 4), ["clean"])
+
+
+class Detached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = taught_conv(5)
+
+    def forward(self, x):
+        return self.model(x.detach())
+
+
+@pytest.mark.parametrize(("attacks", "sanity"), [(["autoattack"], False), (["pgd2"], False), (["clean"], True)])
+def test_a_model_without_input_gradients_is_refused_in_one_line(attacks, sanity):
+    with pytest.raises(InputError, match="no gradient"):
+        widemargin.evaluate(Detached(), pictures(5, 4), attacks, 0.1, sanity=sanity, margins=False)
+
+
+def test_a_model_without_input_gradients_has_a_clean_accuracy():
+    report = widemargin.evaluate(Detached(), pictures(5, 4), ["clean"], **QUICK)
+    assert report.accuracy == {"clean": 100.0}
+
+
+# The world around it
+
+
+def disturb_and_evaluate(model, **options):
+    x, y = pictures(5, 6)
+    return widemargin.evaluate(model, (x, y), ["clean", "fgsm", "pgd2", "autoattack"], 0.2, **options)
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = taught_conv(5)
+
+    def forward(self, x):
+        return self.model(x) + torch.randn(len(x), 5) + float(np.random.rand())
+
+
+@pytest.mark.parametrize("make", [lambda: taught_conv(5), Noisy], ids=["honest", "noisy"])
+@pytest.mark.parametrize("sanity", [True, False])
+def test_global_random_states_are_unchanged(very_short, make, sanity):
+    model = make()
+    torch.manual_seed(11)
+    np.random.seed(12)
+    before = torch.get_rng_state(), np.random.get_state()
+    disturb_and_evaluate(model, distance=True, sanity=sanity)
+    assert torch.get_rng_state().equal(before[0])
+    after = np.random.get_state()
+    assert after[2] == before[1][2]
+    assert (after[1] == before[1][1]).all()
+
+
+def test_the_global_random_state_does_not_matter(very_short):
+    model = taught_conv(5)
+    reports = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        reports.append(disturb_and_evaluate(model, distance=True))
+    assert_same(*reports)
+
+
+def test_the_tracer_is_kept(very_short):
+    def tracer(frame, event, argument):
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        disturb_and_evaluate(taught_conv(5))
+        kept = sys.gettrace()
+    finally:
+        sys.settrace(before)
+    assert kept is tracer
+
+
+class Differentiating(nn.Module):
+    """Looks like a dynamic defense: it differentiates in its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = taught_conv(5)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_(True)
+            torch.autograd.grad(leaf.sum(), leaf)
+        return self.model(x)
+
+
+def test_the_flag_of_dynamic_defenses_does_not_stick(very_short, caplog):
+    pyautoattack.checks.check_dynamic(Differentiating(), pictures(5, 2)[0])
+    assert any(pyautoattack.checks.funcs.values()), "the backend no longer has this trap"
+    disturb_and_evaluate(Differentiating())
+    assert not any(pyautoattack.checks.funcs.values())
+
+
+# Few examples
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("eps", [0.0001, 0.9])
+def test_a_single_example(short, norm, eps):
+    model, (x, y) = taught_conv(5), pictures(5, 1)
+    official = officially(model, x, y, eps=eps, norm=norm, classes=5, lengths=SHORT)
+    report = widemargin.evaluate(model, (x, y), ["clean", "pgd2", "autoattack"], eps, norm, distance=True)
+    assert_official(report, official)
+    assert report.count == 1
+    assert report.accuracy["autoattack"] == (100.0 if eps < 0.01 or norm == "l2" else 0.0)
+
+
+def test_every_example_misclassified(short):
+    model, (x, _) = taught_conv(5), pictures(5, 8)
+    wrong = (model(x).argmax(1) + 1) % 5
+    report = widemargin.evaluate(model, (x, wrong), ["clean", "fgsm", "autoattack"], 0.05, distance=True)
+    assert set(report.accuracy.values()) == {0.0}
+    assert report.distance.eq(0).all()
+    assert report.margin.lt(0).all()
+    assert report.to_json()["distance"] == {"count": 0, "median": None, "rank_correlation": None}
+
+
+def test_every_example_broken_before_the_black_box(short):
+    model, (x, y) = taught_conv(5), pictures(5, 8)
+    official = officially(model, x, y, eps=0.9, classes=5, lengths=SHORT)
+    report = widemargin.evaluate(model, (x, y), ["clean", "autoattack"], 0.9, **QUICK)
+    assert_official(report, official)
+    assert report.accuracy["autoattack/fab-t"] == report.accuracy["autoattack/square"] == 0.0
