@@ -1,5 +1,7 @@
 """One thread, and attacks short enough for tests."""
 
+import os
+
 import official
 import pytest
 import torch
@@ -13,6 +15,14 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_waiting_for_the_disk():
+    """Processes die in these tests, machines do not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

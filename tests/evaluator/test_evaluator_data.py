@@ -11,7 +11,7 @@ from widemargin.data import ImageSet, load
 from widemargin.models import MLPConfig
 
 ATTACKS = ["clean", "fgsm", "pgd20", "autoattack"]
-OPTIONS = {"eps": 0.2, "shard_size": 7, "batch_size": 4, "max_steps": 3, "sanity": False}
+OPTIONS = {"eps": 0.2, "shard_size": 7, "batch_size": 4, "max_steps": 2, "sanity": False}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_every_form_gives_the_same_results(of_a_pair, model, form):
     assert_same(found, of_a_pair)
 
 
-@pytest.mark.parametrize("limit", [1, 7, 8, 50])
+@pytest.mark.parametrize("limit", [1, 7, 50])
 def test_a_limit_keeps_the_first_examples(model, limit):
     x, y = pictures(4, 18)
     expected = widemargin.evaluate(model, (x[:limit], y[:limit]), ATTACKS, **OPTIONS)

@@ -1,13 +1,16 @@
 """``widemargin evaluate``: accuracy of a model, clean and under attack, with what a reader must know beside it."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from widemargin.checks import choice
 from widemargin.cli.arguments import DataDir, Device, Json, Limit, number
@@ -62,7 +65,7 @@ def evaluate(
     """Accuracy on the test images, clean and under each attack, with alarms where one should doubt the numbers."""
     if norm is not None:
         choice("", "--norm", norm, tuple(THREATS))
-    chosen = choose_device(device)
+    chosen = _device(device)
     data = None if dataset is None else load(dataset, "test", data_dir=data_dir, limit=limit)
     subject = load_judgeable(target, image_shape=None if data is None else data.image_shape, head_scale=head_scale)
     data = data or _own_data(subject, data_dir, limit)
@@ -85,10 +88,20 @@ def evaluate(
         subject=replace(subject.subject, data=data.name),
         console=Console(stderr=True, quiet=as_json),
     )
+    if os.environ.get("RANK", "0") != "0":  # of several processes, one speaks
+        return
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
         _print(report)
+
+
+def _device(name: str) -> torch.device:
+    """As asked for; under "auto" each process that torchrun started here has a GPU of its own."""
+    device = choose_device(name)
+    if name == "auto" and device.type == "cuda":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return device
 
 
 def _own_data(subject: Judgeable, data_dir: str | None, limit: int | None) -> ImageSet:
@@ -132,7 +145,7 @@ def _print(report: Report) -> None:
         radii = ", ".join(f"{written(eps)} = {float(eps):.6g}" for eps in settings.eps)
         step = "eps/4" if settings.step_size is None else f"{settings.step_size:g}"
         title += f"; {settings.norm} eps {radii}; step {step}; seed {settings.seed}"
-    console.print(title, highlight=False, soft_wrap=True)
+    console.print(Text(title), soft_wrap=True)
     table = Table("attack", "accuracy %")
     table.columns[1].justify = "right"
     for name, value in report.accuracy.items():
@@ -143,11 +156,11 @@ def _print(report: Report) -> None:
     weights = f"weights: {subject.weights}, {subject.selection}" + (
         f" (epoch {subject.epoch})" if subject.epoch else ""
     )
-    console.print(weights, highlight=False, soft_wrap=True)
+    console.print(Text(weights), soft_wrap=True)
     for alarm in report.alarms:
         console.print(f"[bold red]alarm {alarm.name}[/]: {alarm.message}. {alarm.suggestion}", highlight=False)
     if report.files is not None:
-        console.print(f"records: {report.files}", highlight=False, soft_wrap=True)
+        console.print(Text(f"records: {report.files}"), soft_wrap=True)
 
 
 def _print_measured(console: Console, report: Report) -> None:

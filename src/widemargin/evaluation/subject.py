@@ -4,8 +4,8 @@ No pickle is ever executed: ``.pt`` and ``.pth`` files are read as tensors alone
 """
 
 import importlib
-import pickle
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,13 +97,15 @@ def read_tensors(path: Path) -> Mapping[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols; what matters is said below
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a broken or hostile file makes the readers raise
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise InputError(
             f"{path} cannot be read as tensors alone, and nothing else is ever run: {reason}; save model.state_dict()"
         ) from None
-    if not isinstance(content, Mapping):
+    if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise InputError(f"{path} holds a {type(content).__name__}, not a state dict; save model.state_dict()")
     return content
 
@@ -114,9 +116,9 @@ def _from_factory(text: str) -> Judgeable:
         sys.path.insert(0, "")
     try:
         factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise InputError(f"{text!r} is neither a file nor a function: {error}; write package.module:function") from None
-    model = factory()
+    model = factory() if callable(factory) else factory
     if not isinstance(model, nn.Module):
         raise InputError(f"{text} must return a torch.nn.Module, got {type(model).__name__}")
     return Judgeable(model.eval(), Subject(target=text, name=text, weights="made by a function", selection="unknown"))

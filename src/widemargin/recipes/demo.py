@@ -6,7 +6,7 @@ from widemargin.models import MLPConfig
 from widemargin.recipes.recipe import Recipe
 from widemargin.schedules import OneCycle
 
-EPOCHS = 10
+EPOCHS = 8
 ATTACK = PGD(eps=0.1, step_size=0.01, steps=20)
 
 
@@ -17,7 +17,7 @@ def _run(name: str, emr: EMRConfig | None) -> RunConfig:
         batch_size=100,
         data=DataConfig(name="mnist-embedded"),
         model=MLPConfig(),
-        optimizer=OptimizerConfig(lr=0.06, weight_decay=1e-4, schedule=OneCycle(epochs=EPOCHS, peak=3)),
+        optimizer=OptimizerConfig(lr=0.07, weight_decay=1e-4, schedule=OneCycle(epochs=EPOCHS, peak=2)),
         emr=emr,
         watch=WatchConfig(margins=()),
         evaluation=EvaluationConfig(attacks=("clean", "pgd20"), eps=0.1, step_size=0.01),

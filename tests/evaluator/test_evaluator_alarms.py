@@ -1,0 +1,193 @@
+"""Each alarm rings for a model that deserves it, alone where possible, and none for an honest one."""
+
+import pytest
+import torch
+from small_networks import pictures, taught_conv
+from torch import nn
+
+import widemargin
+from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers
+from widemargin.evaluation.settings import EvaluationSettings
+
+
+def names(report_or_alarms):
+    alarms = getattr(report_or_alarms, "alarms", report_or_alarms)
+    assert all(isinstance(alarm, Alarm) and alarm.message and alarm.suggestion for alarm in alarms)
+    return [alarm.name for alarm in alarms]
+
+
+class After(nn.Module):
+    """The honest network, and something done to its logits."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.model, self.change = taught_conv(5), change
+
+    def forward(self, x):
+        return self.change(self.model(x))
+
+
+class Before(nn.Module):
+    """The honest network, and something done to its images."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.model, self.change = taught_conv(5), change
+
+    def forward(self, x):
+        return self.model(self.change(x))
+
+
+class Staircase(torch.autograd.Function):
+    """Rounds to eight levels and passes no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (7 * x).round() / 7
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.zeros_like(gradient)
+
+
+def looked_at(model, norm="linf", count=20):
+    settings = EvaluationSettings(attacks=("clean",), eps=(0.1,), norm=norm)
+    x, y = pictures(5, count)
+    return names(alarms_of_model(model, x, y, settings))
+
+
+# The model itself
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("count", [1, 20])
+def test_an_honest_model_rings_nothing(norm, count):
+    assert looked_at(taught_conv(5), norm, count) == []
+
+
+def test_random_logits():
+    assert looked_at(After(lambda logits: logits + 0.1 * torch.randn_like(logits))) == ["randomized-outputs"]
+
+
+def test_probabilities_for_logits():
+    assert looked_at(After(lambda logits: logits.softmax(1))) == ["probability-outputs"]
+
+
+def test_logits_so_large_that_the_loss_is_flat():
+    found = looked_at(After(lambda logits: 1e4 * logits))
+    assert "vanishing-gradients" in found
+    assert "survives-huge-eps" in found
+    assert not {"randomized-outputs", "probability-outputs"} & set(found)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_images_through_a_staircase(norm):
+    assert looked_at(Before(Staircase.apply), norm) == ["vanishing-gradients", "survives-huge-eps"]
+
+
+def test_images_through_a_sign():
+    found = looked_at(Before(lambda x: (x - 0.5).sign() / 2 + 0.5))
+    assert "vanishing-gradients" in found
+
+
+class Shattered(nn.Module):
+    """Gradients that are there and lead nowhere: their sign is that of the pixel's parity."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = taught_conv(5)
+        self.register_buffer("pattern", (torch.arange(64).view(1, 1, 8, 8) % 2) * 2.0 - 1)
+
+    def forward(self, x):
+        return self.model(x.detach()) + 0.01 * (x * self.pattern).flatten(1).sum(1, keepdim=True) * torch.tensor(
+            [1.0, 0.5, 0.0, -0.5, -1.0]
+        )
+
+
+def test_gradients_that_lead_nowhere():
+    assert looked_at(Shattered()) == ["survives-huge-eps"]
+
+
+def test_the_alarms_are_in_the_report(tmp_path, very_short):
+    model = After(lambda logits: logits.softmax(1))
+    for _ in range(2):  # the second time they are read from the folder
+        report = widemargin.evaluate(model, pictures(5, 6), ["clean"], out=tmp_path)
+        assert names(report) == ["probability-outputs"]
+        assert [alarm["name"] for alarm in report.to_json()["alarms"]] == ["probability-outputs"]
+    assert widemargin.evaluate(model, pictures(5, 6), ["clean"], sanity=False).alarms == []
+
+
+# The numbers
+
+
+def of_numbers(accuracy, eps=(0.1,)):
+    attacks = tuple(dict.fromkeys(name.partition("@")[0].partition("/")[0] for name in accuracy))
+    return alarms_of_numbers(accuracy, EvaluationSettings(attacks=attacks, eps=eps))
+
+
+HONEST = {"clean": 90.0, "fgsm": 60.0, "pgd20": 55.0, "pgd100": 54.9, "autoattack": 52.0}
+
+
+def test_honest_numbers_ring_nothing():
+    assert of_numbers(HONEST) == []
+    assert of_numbers({"clean": 90.0}) == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "rings"),
+    [
+        ({"autoattack": 40.0}, ["pgd-far-above-autoattack"]),
+        ({"autoattack": 49.8}, ["pgd-far-above-autoattack"]),
+        ({"autoattack": 50.0}, []),
+        ({"fgsm": 20.0}, ["fgsm-below-pgd"]),
+        ({"fgsm": 50.5}, []),
+        ({"autoattack/fab-t": 54.0, "autoattack/square": 52.0}, ["black-box-wins"]),
+        ({"autoattack/fab-t": 52.1, "autoattack/square": 52.0}, []),
+        ({"fgsm": 20.0, "autoattack": 10.0}, ["pgd-far-above-autoattack", "fgsm-below-pgd"]),
+    ],
+)
+def test_dishonest_numbers_ring(numbers, rings):
+    assert names(of_numbers(HONEST | numbers)) == rings
+
+
+def test_the_strongest_pgd_is_compared():
+    assert of_numbers({"clean": 90.0, "pgd10": 70.0, "pgd100": 41.0, "autoattack": 40.0}) == []
+    assert of_numbers({"clean": 90.0, "fgsm": 45.0, "pgd10": 70.0, "pgd100": 41.0}) == []
+
+
+def test_each_radius_is_looked_at_alone():
+    numbers = {
+        "clean": 90.0,
+        "pgd20@0.05": 70.0,
+        "autoattack@0.05": 69.0,
+        "pgd20@0.2": 50.0,
+        "autoattack/fab-t@0.2": 45.0,
+        "autoattack/square@0.2": 20.0,
+        "autoattack@0.2": 20.0,
+    }
+    alarms = of_numbers(numbers, eps=(0.05, 0.2))
+    assert names(alarms) == ["pgd-far-above-autoattack", "black-box-wins"]
+    assert all("at eps 0.2" in alarm.message for alarm in alarms)
+    assert "50.0%" in alarms[0].message
+    assert "20.0%" in alarms[0].message
+
+
+# Whole evaluations
+
+
+def test_an_honest_evaluation_rings_nothing(short):
+    report = widemargin.evaluate(taught_conv(5), pictures(5, 20), ["clean", "fgsm", "pgd20", "autoattack"], 0.08)
+    assert names(report) == []
+    assert 0 < report.accuracy["autoattack"] < 100
+
+
+def test_the_black_box_wins_where_gradients_are_masked(short):
+    report = widemargin.evaluate(
+        Before(Staircase.apply), pictures(5, 20), ["clean", "pgd20", "autoattack"], 0.3, max_steps=60
+    )
+    assert set(names(report)) == {
+        "vanishing-gradients",
+        "survives-huge-eps",
+        "pgd-far-above-autoattack",
+        "black-box-wins",
+    }

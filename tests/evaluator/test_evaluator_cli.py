@@ -1,0 +1,254 @@
+"""``widemargin evaluate`` as a user gives it: the table, the JSON, a folder that goes on, and mistakes."""
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+from small_networks import pictures
+from torch import nn
+
+from widemargin.cli import evaluate as verb
+from widemargin.cli.main import run
+from widemargin.models import MLPConfig
+
+KEYS = [
+    "format",
+    "target",
+    "name",
+    "weights",
+    "selection",
+    "epoch",
+    "data",
+    "norm",
+    "eps",
+    "step_size",
+    "seed",
+    "shard_size",
+    "batch_size",
+    "attacks",
+    "accuracy",
+    "curves",
+    "margins",
+    "distance",
+    "alarms",
+    "versions",
+    "device",
+    "precision",
+    "seconds",
+]
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def answer(capsys):
+    def give(*arguments):
+        capsys.readouterr()
+        code = run(["evaluate", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return out
+
+    return give
+
+
+@pytest.fixture
+def refused(capsys):
+    def give(*arguments):
+        capsys.readouterr()
+        code = run(["evaluate", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        assert code == 2, out + err
+        assert out == ""
+        lines = err.splitlines()
+        assert len(lines) == 1, err
+        assert lines[0].startswith("widemargin: ")
+        return lines[0]
+
+    return give
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Digits of the user's own, four classes of 8 x 8, and weights that know them a little."""
+    place = tmp_path_factory.mktemp("own")
+    train_x, train_y = pictures(4, 80, seed=1)
+    x, y = pictures(4, 12)
+    as_bytes = [(part[:, 0] * 255).round().to(torch.uint8).numpy() for part in (train_x, x)]
+    np.savez(
+        place / "digits.npz",
+        train_images=as_bytes[0],
+        train_labels=train_y.numpy(),
+        test_images=as_bytes[1],
+        test_labels=y.numpy(),
+    )
+    model = MLPConfig(hidden=(12,)).build(image_shape=(1, 8, 8), num_classes=4, seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(30):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(train_x), train_y).backward()
+        optimizer.step()
+    torch.save({"state_dict": {f"module.{key}": value for key, value in model.state_dict().items()}}, place / "net.pt")
+    return place
+
+
+def words(text):
+    return " ".join(re.sub(r"[^\x20-\x7e±]", " ", text).split())
+
+
+def test_the_table(answer, folder, very_short):
+    text = words(
+        answer(
+            folder / "net.pt",
+            *("--dataset", folder / "digits.npz", "--attacks", "clean,fgsm,pgd3,autoattack", "--eps", "8/255"),
+            *("--distance", "--seed", "3"),
+        )
+    )
+    assert f"{folder / 'net.pt'}: 12 test images of" in text
+    assert "linf eps 8/255 = 0.0313725; step eps/4; seed 3" in text
+    for name in ("clean", "fgsm", "pgd3", "after apgd-ce", "after apgd-t", "after fab-t", "after square", "autoattack"):
+        assert re.search(rf" {name} \d+\.\d\d ", text), name
+    assert re.search(r"effective margin \(linf\): \S+ ± \S+ if classified right", text)
+    assert re.search(r"distance to the nearest adversarial image: median \S+; rank correlation with the margin", text)
+    assert "weights: public file, unknown: the file does not say" in text
+    assert "alarm" not in text
+
+
+def test_the_json_is_the_librarys(answer, folder, very_short):
+    options = ("--dataset", folder / "digits.npz", "--attacks", "clean,pgd3,autoattack", "--eps", "2/255,0.1")
+    more = ("--norm", "l2", "--step-size", "0.05", "--seed", 7, "--shard-size", 5, "--batch-size", 3, "--limit", 9)
+    record = json.loads(answer(folder / "net.pt", *options, *more, "--distance", "--json"))
+    assert list(record) == KEYS
+    assert record["format"] == "widemargin-evaluation-1"
+    assert record["target"] == str(folder / "net.pt")
+    assert record["data"]["count"] == 9
+    assert record["norm"] == "l2"
+    assert record["eps"] == [{"written": "2/255", "value": 2 / 255}, {"written": "0.1", "value": 0.1}]
+    assert (record["step_size"], record["seed"]) == (0.05, 7)
+    assert (record["shard_size"], record["batch_size"]) == (5, 3)
+    assert record["attacks"] == ["clean", "pgd3", "autoattack"]
+    parts = ("apgd-ce", "apgd-t", "fab-t", "square")
+    names = ("pgd3", *(f"autoattack/{part}" for part in parts), "autoattack")
+    assert list(record["accuracy"]) == ["clean", *(f"{name}@{eps}" for eps in ("2/255", "0.1") for name in names)]
+    assert [point["written"] for point in record["curves"]["pgd3"]] == ["2/255", "0.1"]
+    assert record["margins"]["all"]["count"] == 9
+    assert record["distance"].keys() == {"count", "median", "rank_correlation"}
+    assert {"widemargin", "torch", "python"} <= record["versions"].keys()
+    assert set(record["seconds"]) == {"clean", "margin", "distance"} | (
+        set(record["accuracy"]) - {"clean", "autoattack@2/255", "autoattack@0.1"}
+    )
+    assert record["device"]
+
+
+def test_alarms_are_printed(answer, folder, monkeypatch, tmp_path):
+    (tmp_path / "soft_nets.py").write_text(
+        "from torch import nn\n"
+        "def factory():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Softmax(1))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    text = words(answer("soft_nets:factory", "--dataset", folder / "digits.npz"))
+    assert "soft_nets:factory: 12 test images" in text  # and not a picture of a factory
+    assert "alarm probability-outputs: the outputs look like probabilities" in text
+    sys.modules.pop("soft_nets")
+
+
+def test_paths_with_brackets_are_printed_as_they_are(answer, folder, tmp_path):
+    strange = tmp_path / "[best] [" / "b]"
+    strange.mkdir(parents=True)
+    (strange / "net.pt").write_bytes((folder / "net.pt").read_bytes())
+    text = words(answer(strange / "net.pt", "--dataset", folder / "digits.npz", "--out", strange / "out"))
+    assert f"{strange / 'net.pt'}: 12 test images" in text
+    assert f"records: {strange / 'out'}" in text
+
+
+def test_a_folder_is_gone_on_with(answer, refused, folder, tmp_path, very_short):
+    options = ("--dataset", folder / "digits.npz", "--attacks", "clean,pgd3,autoattack", "--eps", "0.1")
+    out = ("--shard-size", 4, "--out", tmp_path / "records")
+    first = json.loads(answer(folder / "net.pt", *options, *out, "--json"))
+    assert {"report.json", "examples.jsonl", "settings.json", "shards"} <= {
+        path.name for path in (tmp_path / "records").iterdir()
+    }
+    (tmp_path / "records" / "shards" / "00001.jsonl").unlink()
+    (tmp_path / "records" / "report.json").unlink()
+    times = [(tmp_path / "records" / "shards" / f"0000{n}.jsonl").stat().st_mtime_ns for n in (0, 2)]
+    again = json.loads(answer(folder / "net.pt", *options, *out, "--json"))
+    assert times == [(tmp_path / "records" / "shards" / f"0000{n}.jsonl").stat().st_mtime_ns for n in (0, 2)]
+    for record in (first, again):
+        record.pop("seconds")
+    assert again == first
+    stored = json.loads((tmp_path / "records" / "report.json").read_text())
+    stored.pop("seconds")
+    assert stored == first
+    assert "records:" in answer(folder / "net.pt", *options, *out)
+    line = refused(folder / "net.pt", *options, *out, "--seed", 1)
+    assert "holds another evaluation (seed: 1 here, 0 there); choose another --out" in line
+
+
+def test_of_several_processes_one_speaks(answer, folder, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert answer(folder / "net.pt", "--dataset", folder / "digits.npz", "--json") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "local", "expected"), [("auto", "1", "cuda:1"), ("auto", "5", "cuda:1"), ("cpu", "1", "cpu")]
+)
+def test_each_process_has_a_gpu_of_its_own(monkeypatch, name, local, expected):
+    monkeypatch.setenv("LOCAL_RANK", local)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(verb, "choose_device", lambda name: torch.device("cuda" if name == "auto" else name))
+    assert verb._device(name) == torch.device(expected)
+
+
+MISTAKES = {
+    "no data set": (("net.pt",), "does not say which images it wants; give --dataset"),
+    "no eps": (("net.pt", "--dataset", "digits.npz", "--attacks", "pgd3"), "--eps is missing for pgd3"),
+    "the same eps twice": (
+        ("net.pt", "--dataset", "digits.npz", "--attacks", "pgd3", "--eps", "0.5,1/2"),
+        "eps must be one radius or several different ones",
+    ),
+    "an unknown attack": (
+        ("net.pt", "--dataset", "digits.npz", "--attacks", "square", "--eps", "0.1"),
+        "unknown attack 'square'; known are clean, fgsm, pgdN",
+    ),
+    "no such file": (("absent.pt", "--dataset", "digits.npz"), "absent.pt does not exist; give a run folder"),
+    "no such function": (("absent_nets:factory", "--dataset", "digits.npz"), "is neither a file nor a function"),
+    "a function, no data set": (("own_nets:factory",), "--dataset is missing: this target does not say"),
+    "images of another shape": (
+        ("net.pt", "--dataset", "mnist-embedded"),
+        "the weights do not fit this MLP; wrong shape: fcs.0.weight (expected (12, 784), got (12, 64))",
+    ),
+    "images the function does not take": (
+        ("own_nets:factory", "--dataset", "mnist-embedded", "--limit", "3"),
+        "the model does not take images of shape (1, 28, 28)",
+    ),
+    "labels the function does not know": (
+        ("own_nets:two_classes", "--dataset", "digits.npz"),
+        "labels must be in 0..1, got 0..3; the model has 2 outputs",
+    ),
+    "no shards": (("net.pt", "--dataset", "digits.npz", "--shard-size", "0"), "shard_size must be a whole number"),
+    "malice": (("malice.pt", "--dataset", "digits.npz"), "cannot be read as tensors alone, and nothing else is ever"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_end_with_one_line(refused, folder, tmp_path, monkeypatch, mistake):
+    for name in ("net.pt", "digits.npz"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "own_nets.py").write_text(
+        "from torch import nn\n"
+        "def factory():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4))\n"
+        "def two_classes():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))\n"
+    )
+    (tmp_path / "malice.pt").write_bytes(b"\x80\x04c__builtin__\neval\n(V1/0\ntR.")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    arguments, says = MISTAKES[mistake]
+    assert says in refused(*arguments)
+    sys.modules.pop("own_nets", None)

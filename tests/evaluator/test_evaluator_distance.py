@@ -1,0 +1,152 @@
+"""The distance to the nearest adversarial image beside the effective margin, and how well their ranks agree."""
+
+import json
+import math
+
+import pytest
+import torch
+from small_networks import Rough, pictures, taught_conv
+from torch import nn
+
+import widemargin
+from widemargin.evaluation.distance import rank_correlation
+
+OVERSHOOT = 1.07  # FAB steps 5% beyond the boundary it projects to
+
+
+def linear_model(classes=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(16, classes)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(classes, 16, generator=generator))
+        layer.bias.copy_(-layer.weight.sum(1) / 2)  # so that boundaries meet in the middle of the cube
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def images_in_the_middle(count=16):
+    return 0.5 + 0.12 * (torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(1)) - 0.5)
+
+
+def closed_form(model, x, y, norm):
+    """min over j of (z_y - z_j) / ||w_y - w_j|| in the dual norm, one class at a time."""
+    weight, logits = model[1].weight.detach(), model(x).detach()
+    distances = []
+    for row, label in zip(logits, y.tolist(), strict=True):
+        others = [j for j in range(len(row)) if j != label]
+        duals = [(weight[label] - weight[j]).norm(p=1 if norm == "linf" else 2) for j in others]
+        distances.append(min(float((row[label] - row[j]) / dual) for j, dual in zip(others, duals, strict=True)))
+    return torch.tensor(distances)
+
+
+@pytest.mark.parametrize(("norm", "batch_size"), [("linf", 250), ("l2", 250), ("linf", 9)])
+def test_a_linear_models_distances_are_known(norm, batch_size):
+    model, x = linear_model(), images_in_the_middle()
+    y = model(x).argmax(1)
+    y[3] = (y[3] + 1) % 4
+    report = widemargin.evaluate(
+        model, (x, y), ["clean"], 0.1, norm, distance=True, sanity=False, batch_size=batch_size
+    )
+    exact = closed_form(model, x, y, norm)
+    right = torch.arange(16) != 3
+    assert exact[3] < 0
+    assert report.distance[3] == 0
+    assert report.margin.allclose(exact, rtol=1e-3, atol=1e-6)
+    ratio = report.distance[right] / exact[right]
+    assert ratio.min() > 0.999, "nearer than anything can be"
+    assert ratio.max() < OVERSHOOT
+    measured = report.to_json()["distance"]
+    assert measured["count"] == 15
+    assert measured["median"] == pytest.approx(float(report.distance[right].median()))
+    assert measured["rank_correlation"] > 0.97
+
+
+def test_two_classes_and_a_single_example():
+    model, x = linear_model(2), images_in_the_middle(1)
+    y = model(x).argmax(1)
+    report = widemargin.evaluate(model, (x, y), ["clean"], 0.1, "l2", distance=True)
+    assert 0.999 < float(report.distance / closed_form(model, x, y, "l2")) < OVERSHOOT
+    assert report.to_json()["distance"]["rank_correlation"] is None
+
+
+def test_the_distance_does_not_depend_on_eps():
+    model, (x, y) = taught_conv(4), pictures(4, 6)
+    small, large = (
+        widemargin.evaluate(model, (x, y), ["clean"], eps, distance=True, sanity=False, max_steps=10)
+        for eps in (0.001, 0.5)
+    )
+    assert small.distance.equal(large.distance)
+    assert small.distance[small.verdicts["clean"]].gt(0).all()
+
+
+class Constant(nn.Module):
+    """The same logits for every image."""
+
+    def forward(self, x):
+        return 0 * x.flatten(1)[:, :3] + torch.tensor([1.0, 2.0, 0.0])
+
+
+def test_where_no_move_changes_the_answer(tmp_path):
+    x, y = pictures(3, 6)
+    report = widemargin.evaluate(Constant(), (x, y), ["clean"], distance=True, sanity=False, max_steps=2, out=tmp_path)
+    right = y == 1
+    assert report.verdicts["clean"].tolist() == right.tolist()
+    assert report.distance.tolist() == [math.inf if flag else 0.0 for flag in right]
+    assert report.margin.tolist() == [math.inf if flag else -math.inf for flag in right]
+    rows = [json.loads(line) for line in (tmp_path / "examples.jsonl").read_text().splitlines()]
+    assert [row["margin"] for row in rows] == [None] * 6
+    assert [row["distance"] for row in rows] == [None if flag else 0.0 for flag in right]
+    assert "Infinity" not in (tmp_path / "report.json").read_text()
+    assert report.to_json()["distance"] == {"count": 0, "median": None, "rank_correlation": None}
+
+
+def spearman_by_hand(left, right):
+    def ranks(values):
+        return [
+            sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2
+            for value in values
+        ]
+
+    a, b = ranks(left), ranks(right)
+    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+    together = sum((p - mean_a) * (q - mean_b) for p, q in zip(a, b, strict=True))
+    apart = math.sqrt(sum((p - mean_a) ** 2 for p in a) * sum((q - mean_b) ** 2 for q in b))
+    return together / apart
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_rank_correlation_with_ties(seed):
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.randint(6, (25,), generator=generator).float()
+    right = left + torch.randint(5, (25,), generator=generator)
+    assert rank_correlation(left, right) == pytest.approx(spearman_by_hand(left.tolist(), right.tolist()))
+
+
+def test_the_rank_correlation_of_known_orders():
+    rising = torch.tensor([1.0, 2.0, 5.0, 9.0])
+    assert rank_correlation(rising, rising.exp()) == pytest.approx(1.0)
+    assert rank_correlation(rising, -rising) == pytest.approx(-1.0)
+    assert rank_correlation(rising, torch.tensor([2.0, 1.0, 4.0, 3.0])) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [([1.0, 2.0], [1.0, 2.0]), ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]), ([1.0, 2.0, math.inf], [1.0, 2.0, 3.0])],
+)
+def test_no_rank_correlation(left, right):
+    assert rank_correlation(torch.tensor(left), torch.tensor(right)) is None
+
+
+def test_infinities_are_left_out_of_the_rank_correlation():
+    left, right = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, math.inf, 2.0, 3.0])
+    assert rank_correlation(left, right) == pytest.approx(1.0)
+
+
+def test_the_correlation_is_over_those_classified_right():
+    model, (x, y) = Rough(taught_conv(4), 0.02, 20), pictures(4, 12)
+    y = y.clone()
+    y[:4] = (y[:4] + 1) % 4
+    report = widemargin.evaluate(model, (x, y), ["clean"], distance=True, sanity=False, max_steps=20)
+    right = report.verdicts["clean"]
+    assert not right.all()
+    expected = spearman_by_hand(report.margin[right].tolist(), report.distance[right].tolist())
+    assert report.to_json()["distance"]["rank_correlation"] == pytest.approx(expected)
