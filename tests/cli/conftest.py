@@ -23,10 +23,6 @@ evaluation = { attacks = ["clean", "pgd3"], eps = 0.05, step_size = 0.02 }
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 

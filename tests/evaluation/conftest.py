@@ -21,10 +21,6 @@ watch = { attack = { kind = "fgsm", eps = 0.1 }, margins = [] }
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 

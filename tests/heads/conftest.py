@@ -6,9 +6,5 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)

@@ -25,11 +25,6 @@ optimizer = { lr = 0.1, momentum = 0.9, weight_decay = 1e-3, schedule = { kind =
 MakeConfig = Callable[..., RunConfig]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Threads only get in each other's way on networks this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 

@@ -113,7 +113,7 @@ def _join(sweep: Sweep, points: list[Point]) -> optuna.Study:
     return study
 
 
-def _open(sweep: Sweep) -> RDBStorage:
+def _open(sweep: Sweep, tries: int = 5) -> RDBStorage:
     warnings.filterwarnings("ignore", category=ExperimentalWarning)  # heartbeats have been "experimental" since 2021
     try:
         return RDBStorage(
@@ -125,6 +125,9 @@ def _open(sweep: Sweep) -> RDBStorage:
         )
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "already exists" in reason and tries > 1:  # another worker is creating the tables at this very moment
+            time.sleep(POLL_SECONDS / 5)
+            return _open(sweep, tries - 1)
         raise InputError(f"--storage {sweep.storage!r} cannot be opened: {reason}") from None
 
 
