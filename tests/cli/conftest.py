@@ -5,7 +5,6 @@ import tomllib
 
 import numpy as np
 import pytest
-import torch
 
 from widemargin.cli.main import run
 from widemargin.config_files import from_dict, to_toml
@@ -21,10 +20,6 @@ optimizer = { lr = 0.1 }
 watch = { attack = { kind = "fgsm", eps = 0.1 }, margins = [] }
 evaluation = { attacks = ["clean", "pgd3"], eps = 0.05, step_size = 0.02 }
 """
-
-
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -21,10 +21,6 @@ watch = { attack = { kind = "fgsm", eps = 0.1 }, margins = [] }
 """
 
 
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     """A run with a validation split, so with a best and a last checkpoint."""

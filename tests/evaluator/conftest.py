@@ -1,16 +1,11 @@
-"""One thread, and attacks short enough for tests."""
+"""Attacks short enough for tests."""
 
 import os
 
 import official
 import pytest
-import torch
 
 from widemargin.evaluation import judge
-
-
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,10 +22,6 @@ optimizer = { lr = 0.1, momentum = 0.9, weight_decay = 1e-3, schedule = { kind =
 """
 
 MakeConfig = Callable[..., RunConfig]
-
-
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

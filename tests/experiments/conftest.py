@@ -1,6 +1,0 @@
-import pytest
-import torch
-
-
-    yield
-    torch.set_num_threads(before)
