@@ -1,5 +1,7 @@
 """The columns of FGSM and PGD: every example attacked independently, at every eps, with the step size meant."""
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,6 +104,19 @@ def test_several_radii_are_in_the_names_and_make_curves(very_short):
         {"written": "2/255", "value": 2 / 255},
         {"written": "0.3", "value": 0.3},
     ]
+
+
+def test_records_name_the_first_part_that_broke_an_example_and_its_radius(very_short, tmp_path):
+    model, (x, y) = taught_conv(4), pictures(4, 8)
+    radii = ["0.05", "0.1", "0.3"]
+    report = widemargin.evaluate(model, (x, y), ["autoattack"], radii, out=tmp_path, **QUICK)
+    names = [name for name in report.verdicts if name.startswith("autoattack/")]
+    rows = [json.loads(line) for line in (tmp_path / "examples.jsonl").read_text().splitlines()]
+    for position, row in enumerate(rows):
+        broken = [name for name in names if not report.verdicts[name][position]]
+        expected = broken[0].removeprefix("autoattack/") if broken and report.verdicts["clean"][position] else None
+        assert row["broken_by"] == expected
+    assert len({row["broken_by"] for row in rows}) >= 2
 
 
 def test_one_radius_among_several_is_that_radius_alone(very_short):
