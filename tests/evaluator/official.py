@@ -100,3 +100,14 @@ def assert_official(report, official: Official, suffix: str = "") -> None:
     for part, expected in official.survivors.items():
         assert report.verdicts[f"autoattack/{part}{suffix}"].tolist() == expected.tolist(), part
     assert report.verdicts[f"autoattack{suffix}"].tolist() == list(official.survivors.values())[-1].tolist()
+
+
+def assert_same(one, other) -> None:
+    """Two reports with equal numbers."""
+    assert one.accuracy == other.accuracy
+    assert {name: flags.tolist() for name, flags in one.verdicts.items()} == {
+        name: flags.tolist() for name, flags in other.verdicts.items()
+    }
+    for name in ("margin", "distance"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        assert mine is theirs is None or mine.equal(theirs), name

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from official import assert_same
 from small_networks import Rough, pictures, taught_conv
-from test_evaluator_traps import assert_same
 from torch.utils.data import DataLoader, TensorDataset
 
 import widemargin

@@ -64,13 +64,13 @@ def test_adversarial_images_are_those_of_the_backend(short):
     assert x_adv.equal(official.x_adv)
 
 
-def test_each_shard_is_one_call_of_the_backend(short):
+def test_each_shard_is_one_call_of_the_backend(very_short):
     model, (x, y) = Rough(taught_conv()), pictures(10, 20)
     report = widemargin.evaluate(
         model, (x, y), ["autoattack"], 0.2, shard_size=9, batch_size=6, sanity=False, margins=False
     )
     parts = [
-        officially(model, images, labels, eps=0.2, batch_size=6, lengths=SHORT).survivors["square"]
+        officially(model, images, labels, eps=0.2, batch_size=6, lengths=VERY_SHORT).survivors["square"]
         for images, labels in zip(x.split(9), y.split(9), strict=True)
     ]
     assert report.verdicts["autoattack"].tolist() == torch.cat(parts).tolist()

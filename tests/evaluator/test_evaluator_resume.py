@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from evaluation_child import ATTACKS, CLASSES, COUNT, OPTIONS, evaluate
+from official import assert_same
 from small_networks import Counted, Rough, pictures, taught_conv
-from test_evaluator_traps import assert_same
 
 import widemargin
 from widemargin import InputError

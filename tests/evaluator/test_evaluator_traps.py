@@ -6,7 +6,7 @@ import numpy as np
 import pyautoattack.checks
 import pytest
 import torch
-from official import SHORT, VERY_SHORT, assert_official, officially
+from official import SHORT, VERY_SHORT, assert_official, assert_same, officially
 from small_networks import Rough, pictures, taught_conv, taught_flat
 from torch import nn
 
@@ -60,23 +60,13 @@ def test_four_classes_are_enough(very_short):
 
 
 @pytest.mark.parametrize("attacks", [("clean", "fgsm", "pgd5"), ("autoattack",)])
-def test_a_network_of_flat_inputs(short, attacks):
+def test_a_network_of_flat_inputs(very_short, attacks):
     model, (x, y) = taught_flat(5), pictures(5, 12)
     seen_flat = widemargin.evaluate(model, (x.flatten(1), y), attacks, 0.08, distance=True, sanity=True)
     flattening = nn.Sequential(nn.Flatten(), model)
     assert_same(seen_flat, widemargin.evaluate(flattening, (x, y), attacks, 0.08, distance=True, sanity=True))
     if "autoattack" in attacks:
-        assert_official(seen_flat, officially(flattening, x, y, eps=0.08, classes=5, lengths=SHORT))
-
-
-def assert_same(one, other):
-    assert one.accuracy == other.accuracy
-    assert {name: flags.tolist() for name, flags in one.verdicts.items()} == {
-        name: flags.tolist() for name, flags in other.verdicts.items()
-    }
-    for name in ("margin", "distance"):
-        mine, theirs = getattr(one, name), getattr(other, name)
-        assert mine is theirs is None or mine.equal(theirs), name
+        assert_official(seen_flat, officially(flattening, x, y, eps=0.08, classes=5, lengths=VERY_SHORT))
 
 
 def test_flat_inputs_that_are_no_square():
@@ -329,16 +319,16 @@ def test_the_flag_of_dynamic_defenses_does_not_stick(very_short, caplog):
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("eps", [0.0001, 0.9])
-def test_a_single_example(short, norm, eps):
+def test_a_single_example(very_short, norm, eps):
     model, (x, y) = taught_conv(5), pictures(5, 1)
-    official = officially(model, x, y, eps=eps, norm=norm, classes=5, lengths=SHORT)
+    official = officially(model, x, y, eps=eps, norm=norm, classes=5, lengths=VERY_SHORT)
     report = widemargin.evaluate(model, (x, y), ["clean", "pgd2", "autoattack"], eps, norm, distance=True)
     assert_official(report, official)
     assert report.count == 1
     assert report.accuracy["autoattack"] == (100.0 if eps < 0.01 or norm == "l2" else 0.0)
 
 
-def test_every_example_misclassified(short):
+def test_every_example_misclassified(very_short):
     model, (x, _) = taught_conv(5), pictures(5, 8)
     wrong = (model(x).argmax(1) + 1) % 5
     report = widemargin.evaluate(model, (x, wrong), ["clean", "fgsm", "autoattack"], 0.05, distance=True)
