@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint typecheck bench format clean
+.PHONY: help setup demo test test-long lint typecheck bench format clean
 
 help:
 	@echo "make demo       train the paper's MLP twice on embedded digits, attack both, draw the margins"
 	@echo "make test       the tests (lint and types: make lint typecheck)"
+	@echo "make test-long  the long ones: readers under tens of thousands of broken files"
 	@echo "make bench      what EMR costs on this machine, as ratios"
 	@echo "make setup      only the virtual environment in $(VENV)"
 
@@ -26,6 +27,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2
+
+test-long: setup
+	$(BIN)/python -m pytest -n 0 -m long
 
 lint: setup
 	$(BIN)/ruff check .

@@ -20,7 +20,20 @@ def to_dict(config: RunConfig) -> Table:
 
 def from_dict(table: Table) -> RunConfig:
     """The configuration that the tables describe."""
-    return from_table(RunConfig, table, kinds())
+    try:
+        _check_whole_numbers(table)
+        return from_table(RunConfig, table, kinds())
+    except RecursionError:
+        raise InputError("the configuration is nested too deeply; a run has tables of tables, no more") from None
+
+
+def _check_whole_numbers(value: Any, path: str = "") -> None:
+    """Refuse whole numbers beyond 64 bits, which TOML does not have; Python's may be too long even to print."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InputError(f"{path} must be a whole number of at most 64 bits; write a smaller one")
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in parts:
+        _check_whole_numbers(part, f"{path}.{key}" if path else str(key))
 
 
 def to_toml(config: RunConfig) -> str:
@@ -32,7 +45,7 @@ def read_toml(path: Path) -> RunConfig:
     """Read a configuration file."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOML's errors, those of UTF-8, and numbers of thousands of digits
         raise InputError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
@@ -67,7 +80,7 @@ def _put(table: Table, keys: list[str], value: Any, override: str) -> None:
 def _parse(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

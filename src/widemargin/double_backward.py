@@ -46,6 +46,16 @@ def _leaky_relu(x: Tensor, negative_slope: float = 0.01, inplace: bool = False) 
     return x.mul_(slope) if inplace else x * slope
 
 
+def refuse_coupling_batch_norm(training: bool, running_mean: Tensor | None, running_var: Tensor | None) -> None:
+    """Batch norm over the batch itself couples its samples."""
+    if training or running_mean is None or running_var is None:
+        raise InputError(
+            "the model has a batch norm without running statistics (track_running_stats=False, or a forward that "
+            "forces training=True); it couples the samples of a batch, so per-sample input gradients do not exist. "
+            "Use running statistics or another normalization"
+        )
+
+
 def _batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
@@ -56,12 +66,9 @@ def _batch_norm(
     momentum: float = 0.1,  # noqa: ARG001 - the operator's own signature
     eps: float = 1e-5,
 ) -> Tensor:
-    if training or running_mean is None or running_var is None:
-        raise InputError(
-            "the model has a batch norm without running statistics (track_running_stats=False, or a forward that "
-            "forces training=True); it couples the samples of a batch, so per-sample input gradients do not exist. "
-            "Use running statistics or another normalization"
-        )
+    refuse_coupling_batch_norm(training, running_mean, running_var)
+    assert running_mean is not None
+    assert running_var is not None
     scale = torch.rsqrt(running_var + eps)
     scale = scale if weight is None else scale * weight
     shift = -running_mean * scale

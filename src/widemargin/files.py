@@ -1,20 +1,37 @@
 """Files that are either whole or not there."""
 
+import errno
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from widemargin.errors import InputError
 
+_PROBE = ".writable"
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Write beside the target, flush to the disk, then rename over it: a crash leaves the old file or the new one."""
-    partial = path.with_name(f".{path.name}.partial")
+
+def write_whole(
+    path: Path,
+    write: Callable[[Path], None],
+    *,
+    verify: Callable[[Path], None] | None = None,
+    keep: Path | None = None,
+) -> None:
+    """Write beside the target, flush to the disk, then rename over it: a crash leaves the old file or the new one.
+
+    ``verify`` may look at the new file and raise before it counts. With ``keep``, the old file then goes on under that
+    name; at no moment is there no file at ``path``.
+    """
+    partial = partial_of(path)
     try:
         write(partial)
-        with partial.open("rb") as stream:
-            os.fsync(stream.fileno())
+        _flush(partial)
+        if verify is not None:
+            verify(partial)
+        if keep is not None and path.exists():
+            _name_also(path, keep)
         partial.replace(path)
         _flush_folder(path.parent)
     except OSError as error:
@@ -35,13 +52,19 @@ def write_text_whole(path: Path, text: str) -> None:
     write_whole(path, write)
 
 
+def partial_of(path: Path) -> Path:
+    """Where a file is written before it counts; what a kill leaves there, the next write replaces."""
+    return path.with_name(f".{path.name}.partial")
+
+
 def make_folder(path: Path) -> Path:
     """The folder, made if need be and seen to be writable."""
-    probe = path / ".writable"
+    probe = path / _PROBE
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
+        _sweep(path)
     except OSError as error:
         raise InputError(
             f"cannot write to the folder {path}: {error.strerror or error}; choose another --out"
@@ -49,10 +72,50 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def drop_cached(path: Path) -> None:
+    """Forget what the system remembers of the file, so that reading it reads the disk; where that can be asked for."""
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _sweep(folder: Path) -> None:
+    """A folder with nothing but what a kill left of a first write is empty; make it so."""
+    entries = list(folder.iterdir())
+    if all(entry.name.startswith(".") and entry.name.endswith(".partial") for entry in entries):
+        for entry in entries:
+            entry.unlink(missing_ok=True)
+
+
+def _name_also(path: Path, other: Path) -> None:
+    """``other`` becomes a second name of the file, in one step; a copy where the file system has no second names."""
+    partial = partial_of(other)
+    partial.unlink(missing_ok=True)
+    try:
+        try:
+            os.link(path, partial)
+        except OSError:
+            shutil.copyfile(path, partial)
+            _flush(partial)
+        partial.replace(other)  # of two names of one file this does nothing, so the partial may stay
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    with path.open("r+b") as stream:
+        os.fsync(stream.fileno())
+
+
 def _flush_folder(folder: Path) -> None:
+    """The names in a folder reach the disk when the folder does; some file systems cannot be asked."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
         finally:
             os.close(descriptor)

@@ -95,7 +95,7 @@ def _chosen(classes: list[Any], item: Any, kinds: Kinds, path: str) -> Any:
     if not tags:
         return classes[0]
     kind = item.get("kind") if isinstance(item, Mapping) else None
-    if kind not in tags:
+    if not isinstance(kind, str) or kind not in tags:
         got = (
             f"got {item!r}"
             if not isinstance(item, Mapping)

@@ -278,11 +278,22 @@ def test_resuming_from_a_checkpoint_of_another_model(refused, command, recipe, t
     assert "another model?" in refused("train", recipe, "--out", tmp_path, "--set", "model.hidden=[8]")
 
 
-def test_resuming_from_a_truncated_checkpoint(refused, command, recipe, tmp_path):
+@pytest.mark.filterwarnings("default::widemargin.errors.WidemarginWarning")
+def test_resuming_from_truncated_checkpoints(refused, command, recipe, tmp_path):
     assert command("train", recipe, "--out", tmp_path).code == 0
     path = tmp_path / "last.safetensors"
-    path.write_bytes(path.read_bytes()[:500])
-    assert "last.safetensors is not a readable checkpoint" in refused("train", recipe, "--out", tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:500])
+    answer = command("train", recipe, "--out", tmp_path)
+    assert answer.code == 0
+    assert "warning: " in answer.err
+    assert "last.safetensors is damaged (it claims a header of" in answer.err
+    assert "previous.safetensors, epoch 1 and step 0; what was trained after it is trained again" in answer.err
+    assert path.read_bytes() == whole
+    for name in ("last.safetensors", "previous.safetensors"):
+        (tmp_path / name).write_bytes(whole[:500])
+    line = refused("train", recipe, "--out", tmp_path)
+    assert "put back a copy of one, or remove both to begin anew" in line
 
 
 @pytest.mark.parametrize(

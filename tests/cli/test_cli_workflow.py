@@ -43,6 +43,7 @@ def test_train_writes_the_run_and_says_what_comes_next(command, recipe, tmp_path
         "config.toml",
         "last.safetensors",
         "metrics.jsonl",
+        "previous.safetensors",
     ]
     assert epochs_of(tmp_path / "run") == [1, 2]
 

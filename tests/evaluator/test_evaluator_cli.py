@@ -10,8 +10,10 @@ import torch
 from small_networks import pictures
 from torch import nn
 
+import widemargin
 from widemargin.cli import evaluate as verb
 from widemargin.cli.main import run
+from widemargin.evaluation import judge
 from widemargin.models import MLPConfig
 
 KEYS = [
@@ -21,6 +23,7 @@ KEYS = [
     "weights",
     "selection",
     "epoch",
+    "head_scale",
     "data",
     "norm",
     "eps",
@@ -34,6 +37,7 @@ KEYS = [
     "margins",
     "distance",
     "alarms",
+    "notes",
     "versions",
     "device",
     "precision",
@@ -127,7 +131,12 @@ def test_the_json_is_the_librarys(answer, folder, very_short):
     assert list(record) == KEYS
     assert record["format"] == "widemargin-evaluation-1"
     assert record["target"] == str(folder / "net.pt")
-    assert record["data"]["count"] == 9
+    assert record["data"] == {
+        "name": "digits.npz",
+        "split": "test",
+        "count": 9,
+        "source": str(folder / "digits.npz"),  # what --dataset was, for who gives the command again
+    }
     assert record["norm"] == "l2"
     assert record["eps"] == [{"written": "2/255", "value": 2 / 255}, {"written": "0.1", "value": 0.1}]
     assert (record["step_size"], record["seed"]) == (0.05, 7)
@@ -157,6 +166,53 @@ def test_alarms_are_printed(answer, folder, monkeypatch, tmp_path):
     assert "soft_nets:factory: 12 test images" in text  # and not a picture of a factory
     assert "alarm probability-outputs: the outputs look like probabilities" in text
     sys.modules.pop("soft_nets")
+
+
+def test_notes_are_printed(answer, monkeypatch, tmp_path, very_short):
+    x, y = pictures(3, 6)
+    np.savez(tmp_path / "three.npz", images=(x * 255).round().to(torch.uint8).numpy(), labels=y.numpy())
+    (tmp_path / "three_nets.py").write_text(
+        "from torch import nn\ndef factory():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    options = ("three_nets:factory", "--dataset", "three.npz", "--eps", "0.1")
+    with pytest.warns(widemargin.errors.WidemarginWarning, match="holds one set"):
+        text = words(answer(*options, "--attacks", "clean,autoattack"))
+    assert "note: AutoAttack ran without its part apgd-t, whose loss needs 4 classes; this model has 3." in text
+    with pytest.warns(widemargin.errors.WidemarginWarning, match="holds one set"):
+        assert "note:" not in answer(*options, "--attacks", "clean,fgsm")
+    sys.modules.pop("three_nets")
+
+
+@pytest.mark.parametrize("out", [True, False])
+def test_an_interrupt_says_how_the_evaluation_goes_on(answer, folder, tmp_path, monkeypatch, capsys, out):
+    options = [str(folder / "net.pt"), "--dataset", str(folder / "digits.npz"), "--attacks", "clean,fgsm"]
+    options += ["--eps", "0.1", "--shard-size", "4", *(["--out", str(tmp_path / "out")] if out else [])]
+    rows = judge.example_rows
+
+    def interrupted(settings, shard, *rest):
+        if shard.number == 1:
+            raise KeyboardInterrupt
+        return rows(settings, shard, *rest)
+
+    monkeypatch.setattr(judge, "example_rows", interrupted)
+    assert run(["evaluate", *options]) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    if not out:
+        assert said == (
+            "widemargin: interrupted; nothing of this evaluation was kept: with --out FOLDER the same command could go on"
+        )
+        return
+    assert said == (
+        f"widemargin: interrupted; what this evaluation finished is in {tmp_path / 'out'}: the same command goes on "
+        "from there"
+    )
+    before = (tmp_path / "out" / "shards" / "00000.jsonl").stat().st_mtime_ns
+    monkeypatch.setattr(judge, "example_rows", rows)
+    answer(*options)
+    assert (tmp_path / "out" / "report.json").exists()
+    assert (tmp_path / "out" / "shards" / "00000.jsonl").stat().st_mtime_ns == before
 
 
 def test_paths_with_brackets_are_printed_as_they_are(answer, folder, tmp_path):

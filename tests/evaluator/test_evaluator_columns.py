@@ -119,6 +119,37 @@ def test_records_name_the_first_part_that_broke_an_example_and_its_radius(very_s
     assert len({row["broken_by"] for row in rows}) >= 2
 
 
+def first_broken(verdicts, position, suffix):
+    """By hand: the first part after which an example that was right is wrong."""
+    names = [name for name in verdicts if name.startswith("autoattack/") and name.endswith(suffix)]
+    broken = [name for name in names if not verdicts[name][position]]
+    found = broken and verdicts["clean"][position]
+    return broken[0].removeprefix("autoattack/").removesuffix(suffix) if found else None
+
+
+@pytest.mark.parametrize("radii", [["0.3", "16/255", "0.1"], ["0.1"]])
+def test_records_name_the_part_that_broke_an_example_at_each_radius(very_short, tmp_path, radii):
+    model, (x, y) = taught_conv(4), pictures(4, 8)
+    report = widemargin.evaluate(model, (x, y), ["autoattack", "fgsm"], radii, out=tmp_path, **QUICK)
+    rows = [json.loads(line) for line in (tmp_path / "examples.jsonl").read_text().splitlines()]
+    for position, row in enumerate(rows):
+        assert row["broken_at"] == {
+            eps: first_broken(report.verdicts, position, f"@{eps}" if len(radii) > 1 else "") for eps in radii
+        }
+        if len(radii) == 1:
+            assert row["broken_by"] == row["broken_at"]["0.1"]
+    assert len({tuple(row["broken_at"].values()) for row in rows}) >= 2
+    if len(radii) > 1:
+        assert any(len({*row["broken_at"].values()} - {None}) for row in rows if row["broken_at"]["16/255"] is None)
+
+
+def test_without_autoattack_nothing_is_said_of_its_parts(tmp_path):
+    widemargin.evaluate(taught_conv(4), pictures(4, 4), ["clean", "fgsm"], [0.1, 0.2], out=tmp_path, **QUICK)
+    for line in (tmp_path / "examples.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert (row["broken_by"], row["broken_at"]) == (None, {})
+
+
 def test_one_radius_among_several_is_that_radius_alone(very_short):
     model, (x, y) = taught_conv(4), pictures(4, 8)
     attacks = ["fgsm", "pgd3", "autoattack"]

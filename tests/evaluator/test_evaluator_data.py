@@ -76,6 +76,15 @@ def test_a_data_set_by_name():
     assert named.to_json()["data"] == {"name": "mnist-embedded", "split": "test", "count": 12}
 
 
+def test_the_data_is_recorded_by_its_name_where_it_has_one(model):
+    x, y = pictures(4, 6)
+    named = widemargin.evaluate(model, ImageSet(x, y, num_classes=4, name="own"), ["clean"], **OPTIONS)
+    assert named.to_json()["data"] == {"name": "own", "split": "test", "count": 6}
+    for data in ((x, y), odd_batches(x, y, 2, 4)):
+        report = widemargin.evaluate(model, data, ["clean"], **OPTIONS)
+        assert report.to_json()["data"]["name"] == "tensors in memory"
+
+
 @pytest.mark.parametrize("shard_size", [1, 5, 18, 500])
 def test_shards_do_not_change_what_is_not_random(very_short, model, shard_size):
     x, y = pictures(4, 18)

@@ -177,6 +177,24 @@ def test_a_finished_evaluation_is_not_done_again(whole, tmp_path):
     assert records(tmp_path) == before == whole[0]
 
 
+def test_shards_from_before_a_field_was_kept_go_on(whole, tmp_path):
+    evaluate(counted(), tmp_path)
+    path = tmp_path / "shards" / "00000.jsonl"
+    header, *rows = map(json.loads, path.read_text().splitlines())
+    old = [{key: value for key, value in row.items() if key != "broken_at"} for row in rows]
+    path.write_text("\n".join(map(json.dumps, [header, *old])) + "\n")
+    (tmp_path / "shards" / "00002.jsonl").unlink()
+    assert_same(evaluate(counted(), tmp_path), whole[1])
+    assert "broken_at" not in (tmp_path / "examples.jsonl").read_text().splitlines()[0]
+
+
+def test_a_step_of_a_quarter_of_eps_is_the_usual_one_said_aloud(whole, tmp_path):
+    evaluate(counted(), tmp_path)
+    again = counted()
+    assert_same(evaluate(again, tmp_path, step_size=0.2 / 4), whole[1])
+    assert again.calls == 1
+
+
 # What must not be joined
 
 
@@ -237,6 +255,15 @@ def test_other_weights_are_refused(half):
 def test_data_of_another_name_are_refused(half):
     with pytest.raises(InputError, match=r"holds another evaluation \(data: "):
         evaluate(counted(), half, subject=widemargin.evaluation.Subject(data="others"))
+
+
+def test_another_scale_of_the_head_is_refused(tmp_path):
+    def scaled(scale):
+        return widemargin.evaluation.Subject(head_scale=scale)
+
+    evaluate(counted(), tmp_path, subject=scaled(10.0), limit=2)
+    with pytest.raises(InputError, match=r"holds another evaluation \(head_scale: 15.0 here, 10.0 there\)"):
+        evaluate(counted(), tmp_path, subject=scaled(15.0), limit=2)
 
 
 @pytest.mark.parametrize("change", ["images", "labels", "fewer"])

@@ -144,7 +144,7 @@ def _summary(values: list[float]) -> dict:
     }
 
 
-def write_gallery(path: Path, count: int = 6, channels: int = 3) -> None:
+def write_gallery(path: Path, count: int = 6, channels: int = 3, attack: str = "autoattack") -> None:
     """Blobs and their noisy twins."""
     rng = np.random.default_rng(0)
     rows, columns = np.mgrid[0:32, 0:32] / 32
@@ -161,7 +161,7 @@ def write_gallery(path: Path, count: int = 6, channels: int = 3) -> None:
         labels=labels,
         predictions=labels,
         adversarial_predictions=np.where(labels % 3 == 0, labels, (labels + 5) % CLASSES),
-        attack=np.array("autoattack"),
+        attack=np.array(attack),
     )
 
 

@@ -266,3 +266,21 @@ def test_autoattack_at_several_eps(tmp_path):
         "cifar-resnet18/at, eps 0.031",
     ]
     assert all(sum(count for _, count in found.parts) == 100 for found in breakdowns(evaluation))
+
+
+def test_without_accuracies_of_the_parts_the_examples_tell_at_each_eps(tmp_path):
+    write_evaluation(tmp_path / "e", count=100)
+    edit(
+        tmp_path / "e" / "report.json",
+        accuracy={"clean": 100.0, "autoattack@0.01": 98.0, "autoattack@0.031": 95.0},
+        eps=[{"written": text, "value": float(text)} for text in ("0.01", "0.031")],
+    )
+    breakers = [("fab-t", "apgd-ce")] * 2 + [(None, "apgd-ce")] * 2 + [(None, "square")] + [(None, None)] * 95
+    lines = [
+        {"index": n, "label": 0, "prediction": 0, "verdicts": {"clean": True}, "broken_at": {"0.01": one, "0.031": two}}
+        for n, (one, two) in enumerate(breakers)
+    ]
+    (tmp_path / "e" / "examples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    small, large = breakdowns(search([tmp_path]).evaluations[0])
+    assert dict(small.parts) == {"Wrong unattacked": 0, "fab-t": 2, "Still right": 98}
+    assert dict(large.parts) == {"Wrong unattacked": 0, "apgd-ce": 4, "square": 1, "Still right": 95}

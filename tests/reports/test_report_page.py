@@ -208,6 +208,20 @@ def test_no_alarms_is_said(tmp_path):
     assert "No alarms in 1 evaluation." in page_of(tmp_path)
 
 
+NOTE = "AutoAttack ran without its part apgd-t, whose loss needs 4 classes; this model has 3."
+
+
+def test_notes_stand_with_the_alarms(tmp_path):
+    report = write_evaluation(tmp_path / "e", count=20)
+    assert "notes" not in report  # as reports were before they had any
+    assert "apgd-t, whose" not in page_of(tmp_path)
+    (tmp_path / "e" / "report.json").write_text(json.dumps(report | {"notes": [NOTE]}))
+    text = page_of(tmp_path)
+    assert text.index("No alarms in 1 evaluation.") < text.index(f"cifar-resnet18/at: {NOTE}")
+    assert text.index(NOTE) < text.index('<h2 id="results-title"')
+    assert NOTE in (tmp_path.parent / f"{tmp_path.name}-out" / "report.md").read_text()
+
+
 def test_a_reader_learns_what_was_evaluated(everything):
     for fact in (
         "best, epoch 64",
@@ -308,6 +322,25 @@ def test_the_command_of_an_evaluation_has_all_its_numbers_depend_on(everything):
     assert len(commands_of(everything["html"])) == 2 + 1 + 4 + 1
 
 
+@pytest.mark.parametrize(("target", "data"), [("a model in memory", "cifar10"), ("net.pt", "tensors in memory")])
+def test_what_lived_in_memory_has_no_command(tmp_path, target, data):
+    report = write_evaluation(tmp_path / "e", count=20, target=target)
+    report["data"]["name"] = data
+    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    assert [command.split()[1] for command in commands_of(page_of(tmp_path))] == ["report"]
+
+
+def test_the_command_has_the_path_of_the_data_and_the_scale_of_the_head(tmp_path):
+    report = write_evaluation(tmp_path / "e", count=20, target="net.pt")
+    report["data"] |= {"name": "own.npz", "source": "my data/own.npz"}
+    report |= {"head_scale": 15.0, "eps": [{"written": "0.0313725", "value": 8 / 255}]}
+    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    command = commands_of(page_of(tmp_path))[0]
+    assert "--dataset 'my data/own.npz'" in command
+    assert "--head-scale 15.0" in command
+    assert f"--eps {8 / 255!r} " in command
+
+
 EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"
 
 
@@ -351,7 +384,15 @@ def test_a_gray_gallery(tmp_path):
     write_evaluation(tmp_path / "e", count=20, gallery=False)
     assert "gallery" not in sections(page_of(tmp_path))
     write_gallery(tmp_path / "e" / "gallery.npz", count=2, channels=1)
-    assert page_of(tmp_path).count("<img") == 6
+    text = page_of(tmp_path)
+    assert text.count("<img") == 6
+    assert "Attacked with AutoAttack. The difference" in text
+
+
+def test_a_gallery_names_its_attack_and_eps(tmp_path):
+    write_evaluation(tmp_path / "e", count=20, gallery=False)
+    write_gallery(tmp_path / "e" / "gallery.npz", count=2, attack="pgd20@8/255")
+    assert "Attacked with PGD-20 at eps 8/255. The difference" in page_of(tmp_path)
 
 
 def test_a_quick_result_says_so(tmp_path):

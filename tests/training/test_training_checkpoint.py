@@ -1,7 +1,6 @@
 """Checkpoints: complete, readable by anyone, whole or not there, and free of pickle."""
 
 import ast
-import errno
 import json
 import stat
 import struct
@@ -144,55 +143,6 @@ def test_files_that_are_no_checkpoint(tmp_path, content):
         load_checkpoint(path)
     with pytest.raises(InputError, match="is not a readable checkpoint"):
         load_checkpoint(tmp_path / "missing.safetensors")
-
-
-@pytest.mark.parametrize("name", ["last.safetensors", "metrics.jsonl"])
-def test_a_full_disk_ends_in_one_line_and_leaves_the_old_files_whole(tiny, tmp_path, monkeypatch, name):
-    config = tiny()
-    train(config, out=tmp_path, max_seconds=0)
-    real_bytes, real_text = Path.write_bytes, Path.write_text
-
-    def full(real):
-        def write(path, content, *args, **kwargs):
-            if name in path.name:
-                real(path, content[: len(content) // 2], *args, **kwargs)
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return real(path, content, *args, **kwargs)
-
-        return write
-
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr(Path, "write_bytes", full(real_bytes))
-    monkeypatch.setattr(Path, "write_text", full(real_text))
-    with pytest.raises(InputError, match=rf"cannot write .*{name}: No space left on device; free space or choose"):
-        train(config, out=tmp_path)
-    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert left.keys() == before.keys()
-    assert name not in left or left[name] == before[name]
-
-
-def test_a_full_disk_keeps_the_last_checkpoint(tiny, tmp_path, monkeypatch, left_in):
-    config, saves, real = tiny(), iter(range(1, 100)), Path.write_bytes
-
-    def full(path, content):
-        if next(saves) == 2:
-            real(path, content[:1000])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(InputError, match=r"cannot write .*last.safetensors: No space left on device"):
-        train(config, out=tmp_path / "full")
-    assert load_checkpoint(tmp_path / "full" / "last.safetensors").description.epoch == 1
-    assert sorted(path.name for path in (tmp_path / "full").iterdir()) == [
-        "config.toml",
-        "last.safetensors",
-        "metrics.jsonl",
-    ]
-    monkeypatch.undo()
-    train(config, out=tmp_path / "full")
-    train(config, out=tmp_path / "never")
-    left_in(tmp_path / "full").assert_same(left_in(tmp_path / "never"))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

@@ -1,6 +1,7 @@
 """Stop a run anywhere, start it again, and it ends bit for bit where an uninterrupted run ends."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from widemargin import InputError
 from widemargin.checkpoints import load_checkpoint
+from widemargin.errors import WidemarginWarning
 from widemargin.training import run as run_module
 from widemargin.training import train
 from widemargin.training.step import train_step
@@ -195,27 +197,81 @@ def _without_description(path):
 def _of_another_format(path):
     with safe_open(path, framework="pt") as stream:
         table = json.loads(stream.metadata()["widemargin"])
+    del table["checksum"]
     save_file(load_file(path), path, metadata={"widemargin": json.dumps(table | {"format": "widemargin-checkpoint-9"})})
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (_truncate, "is not a readable checkpoint"),
-        (_garble_header, "is not a readable checkpoint"),
-        (_empty, "is not a readable checkpoint"),
-        (_without_description, "holds weights but no widemargin description"),
-        (_of_another_format, "has the format 'widemargin-checkpoint-9'; this version reads"),
-    ],
-)
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_trained_over_it(tiny, tmp_path, damage, message):
+def _flip_a_weight(path):
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = [
+    (_truncate, "not fit its checksum"),
+    (_garble_header, "it claims a header of 18446744073709551615 bytes"),
+    (_empty, "it claims a header of 0 bytes and has 0 bytes"),
+    (_without_description, "holds weights but no widemargin description"),
+    (_flip_a_weight, "its bytes do not fit its checksum"),
+    (Path.unlink, "it is missing"),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES)
+@pytest.mark.parametrize("name", ["st", "at-stochastic"])
+def test_a_damaged_last_checkpoint_is_told_and_the_run_goes_on_from_the_previous(
+    damage, reason, name, uninterrupted, tmp_path, monkeypatch, left_in
+):
+    config, expected = uninterrupted(name)
+    interrupt_at(monkeypatch, 2 * STEPS + 1)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out=tmp_path)
+    monkeypatch.undo()
+    damage(tmp_path / "last.safetensors")
+    with pytest.warns(WidemarginWarning, match=reason) as told:
+        assert train(config, out=tmp_path).finished
+    assert str(tmp_path / "last.safetensors") in str(told[0].message)
+    assert "previous.safetensors, epoch 1 and step 0" in str(told[0].message)
+    left_in(tmp_path).assert_same(expected)
+    load_checkpoint(tmp_path / "previous.safetensors")  # the damaged one did not push it out
+
+
+def test_a_damaged_last_checkpoint_of_a_middle_of_an_epoch(uninterrupted, tmp_path, monkeypatch, left_in):
+    config, expected = uninterrupted("at-stochastic")
+    clock_of_steps(monkeypatch)
+    for seconds in (2, 4):
+        train(config, out=tmp_path, max_seconds=seconds)
+    _flip_a_weight(tmp_path / "last.safetensors")
+    with pytest.warns(WidemarginWarning, match="previous.safetensors, epoch 1 and step 0"):
+        train(config, out=tmp_path)
+    left_in(tmp_path).assert_same(expected)
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES[:-1])
+@pytest.mark.parametrize("other", ["damaged", "absent"])
+def test_without_a_good_previous_one_a_damaged_checkpoint_is_refused_and_nothing_is_trained_over_it(
+    tiny, tmp_path, damage, reason, other
+):
     config = tiny("epochs=2")
     train(config, out=tmp_path)
     damage(tmp_path / "last.safetensors")
+    (damage if other == "damaged" else Path.unlink)(tmp_path / "previous.safetensors")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=reason) as caught:
         train(config, out=tmp_path)
     assert str(tmp_path / "last.safetensors") in str(caught.value)
+    assert "previous.safetensors" in str(caught.value)
+    assert "to begin anew" in str(caught.value)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_checkpoint_of_another_format_is_no_damage(tiny, tmp_path):
+    config = tiny("epochs=2")
+    train(config, out=tmp_path)
+    _of_another_format(tmp_path / "last.safetensors")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(InputError, match="has the format 'widemargin-checkpoint-9'; this version reads"):
+        train(config, out=tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

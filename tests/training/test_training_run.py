@@ -41,7 +41,12 @@ def test_a_tiny_run_learns(tiny, tmp_path):
 def test_the_folder_holds_configuration_metrics_and_last_checkpoint(tiny, tmp_path):
     config, out = tiny(), tmp_path / "a" / "run"
     result = train(config, out=out)
-    assert sorted(path.name for path in out.iterdir()) == ["config.toml", "last.safetensors", "metrics.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.toml",
+        "last.safetensors",
+        "metrics.jsonl",
+        "previous.safetensors",
+    ]
     assert read_toml(out / "config.toml") == config
     lines = [json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines()]
     assert lines == result.metrics

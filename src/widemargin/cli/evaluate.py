@@ -4,96 +4,122 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from widemargin.checks import choice
 from widemargin.cli.arguments import DataDir, Device, Json, Limit, number
+from widemargin.cli.evaluation_options import (
+    Attacks,
+    BatchSize,
+    Dataset,
+    Distance,
+    Eps,
+    HeadScale,
+    NormName,
+    Out,
+    Seed,
+    ShardSize,
+    StepSize,
+    TargetName,
+)
+from widemargin.cli.evaluation_table import print_report
+from widemargin.cli.interrupted import told
 from widemargin.config import EvaluationConfig
 from widemargin.data import ImageSet, load
 from widemargin.errors import InputError
 from widemargin.evaluation import Report
 from widemargin.evaluation import evaluate as judge
-from widemargin.evaluation.settings import AUTOATTACK, written
+from widemargin.evaluation.processes import processes
 from widemargin.evaluation.subject import Judgeable, load_judgeable
 from widemargin.threat import THREATS
 from widemargin.training.setup import choose_device
 from widemargin.types import Norm
 
-TARGET = "A run folder, a checkpoint, public weights (.pt, .pth, .safetensors) or package.module:factory."
-
 
 def evaluate(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET)],
-    attacks: Annotated[
-        str | None,
-        typer.Option(
-            help="clean, fgsm, pgdN, autoattack; comma-separated. Default: the run's own.", show_default=False
-        ),
-    ] = None,
-    eps: Annotated[
-        str | None,
-        typer.Option(help="Radius, e.g. 0.1 or 8/255; several give a curve: 2/255,8/255.", show_default=False),
-    ] = None,
-    norm: Annotated[
-        str | None, typer.Option(help="linf or l2. Default: the run's own, else linf.", show_default=False)
-    ] = None,
-    step_size: Annotated[str | None, typer.Option(help="PGD's step; eps/4 unless given.", show_default=False)] = None,
-    dataset: Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)] = None,
-    distance: Annotated[
-        bool, typer.Option("--distance", help="Also the distance to the nearest adversarial image.")
-    ] = False,
+    target: TargetName,
+    attacks: Attacks = None,
+    eps: Eps = None,
+    norm: NormName = None,
+    step_size: StepSize = None,
+    dataset: Dataset = None,
+    distance: Distance = False,
     limit: Limit = None,
-    seed: Annotated[int, typer.Option(help="Seed of the attacks' random numbers.")] = 0,
-    shard_size: Annotated[int, typer.Option(help="Images finished and written down together.")] = 500,
-    batch_size: Annotated[int, typer.Option(help="Images attacked at once.")] = 250,
-    head_scale: Annotated[
-        float | None, typer.Option(help="Scale of a hypersphere head in public weights.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the records; the same command goes on there.", show_default=False)
-    ] = None,
+    seed: Seed = 0,
+    shard_size: ShardSize = 500,
+    batch_size: BatchSize = 250,
+    head_scale: HeadScale = None,
+    out: Out = None,
     as_json: Json = False,
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
     """Accuracy on the test images, clean and under each attack, with alarms where one should doubt the numbers."""
-    if norm is not None:
-        choice("", "--norm", norm, tuple(THREATS))
-    chosen = _device(device)
+    with told(_going_on(out)), processes(out) as group:
+        with group.agreeing():
+            asked = _norm(norm)
+            found, data = _case(target, dataset, data_dir, limit, head_scale, _device(device))
+            plan, radii = _plan(found.plan, attacks, eps, step_size, asked)
+        report = judge(
+            found.model,
+            data,
+            plan.attacks,
+            radii,
+            plan.norm,
+            plan.step_size,
+            seed,
+            out,
+            shard_size=shard_size,
+            batch_size=batch_size,
+            distance=distance,
+            subject=found.subject,
+            console=Console(stderr=True, quiet=as_json),
+        )
+    _show(report, as_json=as_json)
+
+
+def _going_on(out: Path | None) -> str:
+    """What to say when the evaluation is interrupted."""
+    if out is None:
+        return "interrupted; nothing of this evaluation was kept: with --out FOLDER the same command could go on"
+    return f"interrupted; what this evaluation finished is in {out}: the same command goes on from there"
+
+
+def _case(
+    target: str,
+    dataset: str | None,
+    data_dir: str | None,
+    limit: int | None,
+    head_scale: float | None,
+    device: torch.device,
+) -> tuple[Judgeable, ImageSet]:
+    """The model and the images to judge it on, on the device."""
     data = None if dataset is None else load(dataset, "test", data_dir=data_dir, limit=limit)
-    subject = load_judgeable(target, image_shape=None if data is None else data.image_shape, head_scale=head_scale)
-    data = data or _own_data(subject, data_dir, limit)
-    subject.check_fits(data)
-    plan, radii = _plan(
-        subject.plan, attacks, eps, step_size, None if norm is None else "l2" if norm == "l2" else "linf"
-    )
-    report = judge(
-        subject.model.to(chosen),
-        data.to(chosen),
-        plan.attacks,
-        radii,
-        plan.norm,
-        plan.step_size,
-        seed,
-        out,
-        shard_size=shard_size,
-        batch_size=batch_size,
-        distance=distance,
-        subject=replace(subject.subject, data=data.name),
-        console=Console(stderr=True, quiet=as_json),
-    )
+    found = load_judgeable(target, image_shape=None if data is None else data.image_shape, head_scale=head_scale)
+    data = data or _own_data(found, data_dir, limit)
+    found.check_fits(data)
+    asked = dataset or found.data
+    subject = replace(found.subject, data=data.name, source=None if asked == data.name else asked)
+    return replace(found, model=found.model.to(device), subject=subject), data.to(device)
+
+
+def _norm(name: str | None) -> Norm | None:
+    if name is None:
+        return None
+    choice("", "--norm", name, tuple(THREATS))
+    return "l2" if name == "l2" else "linf"
+
+
+def _show(report: Report, *, as_json: bool) -> None:
     if os.environ.get("RANK", "0") != "0":  # of several processes, one speaks
         return
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        _print(report)
+        print_report(report)
 
 
 def _device(name: str) -> torch.device:
@@ -135,46 +161,3 @@ def _names(option: str, text: str) -> tuple[str, ...]:
     if not names:
         raise InputError(f"{option} must name at least one, got {text!r}; write e.g. clean,fgsm,pgd20 or 8/255")
     return names
-
-
-def _print(report: Report) -> None:
-    console = Console()
-    settings, subject = report.settings, report.subject
-    title = f"{subject.target}: {report.count:,} test images of {subject.data}"
-    if set(settings.attacks) != {"clean"}:
-        radii = ", ".join(f"{written(eps)} = {float(eps):.6g}" for eps in settings.eps)
-        step = "eps/4" if settings.step_size is None else f"{settings.step_size:g}"
-        title += f"; {settings.norm} eps {radii}; step {step}; seed {settings.seed}"
-    console.print(Text(title), soft_wrap=True)
-    table = Table("attack", "accuracy %")
-    table.columns[1].justify = "right"
-    for name, value in report.accuracy.items():
-        part = name.startswith(f"{AUTOATTACK}/")
-        table.add_row(f"  after {name.removeprefix(AUTOATTACK + '/')}" if part else name, f"{value:.2f}")
-    console.print(table)
-    _print_measured(console, report)
-    weights = f"weights: {subject.weights}, {subject.selection}" + (
-        f" (epoch {subject.epoch})" if subject.epoch else ""
-    )
-    console.print(Text(weights), soft_wrap=True)
-    for alarm in report.alarms:
-        console.print(f"[bold red]alarm {alarm.name}[/]: {alarm.message}. {alarm.suggestion}", highlight=False)
-    if report.files is not None:
-        console.print(Text(f"records: {report.files}"), soft_wrap=True)
-
-
-def _print_measured(console: Console, report: Report) -> None:
-    record = report.to_json()
-    margins, distance = record["margins"], record["distance"]
-    if margins is not None and margins["correct"]["mean"] is not None:
-        correct = margins["correct"]
-        console.print(
-            f"effective margin ({record['norm']}): {correct['mean']:.4g} ± {correct['std']:.4g} if classified right",
-            highlight=False,
-        )
-    if distance is not None and distance["median"] is not None:
-        rank = distance["rank_correlation"]
-        shown = "" if rank is None else f"; rank correlation with the margin {rank:.3f}"
-        console.print(
-            f"distance to the nearest adversarial image: median {distance['median']:.4g}{shown}", highlight=False
-        )

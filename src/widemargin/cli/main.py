@@ -10,6 +10,7 @@ import typer
 from widemargin.cli.arguments import import_own
 from widemargin.cli.demo import demo
 from widemargin.cli.evaluate import evaluate
+from widemargin.cli.interrupted import InterruptionError
 from widemargin.cli.margins import margins
 from widemargin.cli.recipes import recipes_app
 from widemargin.cli.report import report
@@ -68,6 +69,9 @@ def _run(arguments: Sequence[str]) -> int:
         code = app(args=list(arguments) or ["--help"], prog_name="widemargin", standalone_mode=False)
     except InputError as error:
         return _refuse(str(error))
+    except InterruptionError as interrupt:
+        _say(str(interrupt))
+        return INTERRUPTED
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:

@@ -36,6 +36,8 @@ _INSTRUCTIONS = frozenset({
     "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
 })
 # fmt: on
+_NAMING = frozenset({"MEMOIZE", "BINPUT", "LONG_BINPUT"})
+_SILENT = frozenset({"PROTO", "FRAME"})  # which leave the top of the stack as it is
 
 Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
@@ -91,12 +93,24 @@ class _InertUnpickler(pickle.Unpickler):
 
 
 def _check_instructions(content: bytes) -> None:
-    """Every instruction is a known one, whole, and no memo number is larger than the file could have filled."""
+    """Every instruction is a known one, whole, and no memo number is larger than the file could have filled.
+
+    No tuple is used twice either: tuples of tuples used twice grow without end when hashed, as keys of a dict are.
+    """
+    top, named, tuples = "", 0, set[int]()
     for count, (code, argument, _) in enumerate(pickletools.genops(content)):
         if code.name not in _INSTRUCTIONS:
             raise ValueError(f"it holds the pickle instruction {code.name}")
-        if code.name.endswith("BINPUT") and isinstance(argument, int) and argument > count:
-            raise ValueError(f"it numbers an object {argument} after {count} instructions")
+        if code.name in _NAMING:
+            number = argument if isinstance(argument, int) else named
+            if number > count:
+                raise ValueError(f"it numbers an object {number} after {count} instructions")
+            (tuples.add if top.startswith("TUPLE") else tuples.discard)(number)
+            named += 1
+        elif code.name.endswith("BINGET") and argument in tuples:
+            raise ValueError("it uses a tuple twice")
+        elif code.name not in _SILENT:
+            top = code.name
 
 
 def _latin1(text: object = None, encoding: object = None) -> bytes:
@@ -123,7 +137,7 @@ def _pixels(array: object, records: int) -> npt.NDArray[np.uint8]:
         raise ValueError("its array has no contents")
     _, shape, dtype, fortran, raw = array.state
     if shape != (records, _PIXELS):
-        raise ValueError(f"its 'data' has shape {shape}, expected {(records, _PIXELS)}")
+        raise ValueError(f"its 'data' does not have the shape {(records, _PIXELS)}")  # theirs may be endless to print
     if not (isinstance(dtype, _Call) and dtype.arguments[:1] in ((b"u1",), ("u1",))) or fortran:
         raise ValueError("its 'data' is not a C-ordered uint8 array")
     if not isinstance(raw, bytes) or len(raw) != records * _PIXELS:

@@ -6,7 +6,6 @@ The magic number's third byte is the type (8: uint8), its fourth the number of d
 import gzip
 import math
 import struct
-import zlib
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -37,7 +36,9 @@ def _read(path: Path, *, dimensions: int) -> Tensor:
             deflated = stored.read(2) == _GZIP_MARK
         with cast(BinaryIO, gzip.open(path) if deflated else path.open("rb")) as stream:
             return _read_stream(stream, path, dimensions=dimensions, deflated=deflated)
-    except (OSError, EOFError, zlib.error) as error:
+    except InputError:
+        raise
+    except Exception as error:  # gzip fails in many ways on bytes nobody wrote
         raise InputError(f"{path}: cannot be read as an idx file ({error}); fetch it again") from error
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from widemargin.data.image_set import ImageSet
 from widemargin.data.sizes import memory_limit
@@ -19,7 +19,7 @@ from widemargin.errors import InputError
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _COLOR = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "YCbCr": "RGB", "CMYK": "RGB"}  # as stored -> as we hold it
-_UNREADABLE = (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError)
+_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM")  # by content; Pillow would run Ghostscript on others
 _FORM = "root/train/<class>/*.png and root/test/<class>/*.png, or root/<class>/*.png"
 
 
@@ -98,8 +98,10 @@ def _common_form(files: list[Path]) -> _Form:
 
 
 def _form(file: Path) -> _Form:
+    if not file.is_file():  # a pipe would block for ever
+        raise InputError(f"{file}: is not a file; replace or remove it")
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=_FORMATS) as image:
             transparent = "transparency" in image.info or image.mode not in _COLOR
             if transparent:
                 raise InputError(
@@ -109,7 +111,7 @@ def _form(file: Path) -> _Form:
             return _Form(*image.size, _COLOR[image.mode])
     except InputError:
         raise
-    except _UNREADABLE as error:
+    except Exception as error:  # decoders fail in many ways on bytes nobody wrote
         raise InputError(f"{file}: cannot be read as an image ({error}); replace or remove it") from error
 
 
@@ -119,8 +121,8 @@ def _pixels(files: list[Path], form: _Form) -> npt.NDArray[np.uint8]:
     images = np.empty((len(files), form.height, form.width, channels), dtype=np.uint8)
     for row, file in zip(images, files, strict=True):
         try:
-            with Image.open(file) as image:
+            with Image.open(file, formats=_FORMATS) as image:
                 row[:] = np.asarray(image.convert(form.color)).reshape(form.height, form.width, channels)
-        except _UNREADABLE as error:
+        except Exception as error:
             raise InputError(f"{file}: is damaged ({error}); replace or remove it") from error
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))

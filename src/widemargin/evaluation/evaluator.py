@@ -2,7 +2,8 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbe
 from widemargin.evaluation.backend import undisturbed
 from widemargin.evaluation.gallery import GALLERY, write_gallery
 from widemargin.evaluation.judge import Judge
+from widemargin.evaluation.notes import notes_for
 from widemargin.evaluation.processes import Processes, processes
-from widemargin.evaluation.report import Report, Subject, collect, write_report
+from widemargin.evaluation.report import IN_MEMORY, Report, Subject, collect, write_report
 from widemargin.evaluation.settings import EvaluationSettings, written
 from widemargin.evaluation.shards import Shard, shards
 from widemargin.evaluation.store import Store
@@ -57,24 +59,31 @@ def evaluate(
     before. With ``out`` every finished piece is written down and the same call goes on where it stopped. The model, its
     mode, its gradients and the global random state are left as they were.
     """
-    settings = EvaluationSettings(
-        attacks=tuple(attacks),
-        eps=_radii(eps),
-        norm=norm,
-        step_size=step_size,
-        seed=seed,
-        shard_size=shard_size,
-        batch_size=batch_size,
-        distance=distance,
-        margins=margins,
-        sanity=sanity,
-        max_steps=max_steps,
-    )
-    subject = subject or Subject(data=data if isinstance(data, str) else "tensors in memory")
     store = Store(None if out is None else Path(out))
-    pieces = shards(data, shard_size, data_dir=data_dir, limit=limit)
-    with processes(store) as group:
+    with processes(store.folder) as group:
+        with group.agreeing():
+            settings = EvaluationSettings(
+                attacks=tuple(attacks),
+                eps=_radii(eps),
+                norm=norm,
+                step_size=step_size,
+                seed=seed,
+                shard_size=shard_size,
+                batch_size=batch_size,
+                distance=distance,
+                margins=margins,
+                sanity=sanity,
+                max_steps=max_steps,
+            )
+        subject = subject or Subject(data=_name(data))
+        pieces = shards(data, shard_size, data_dir=data_dir, limit=limit)
         return _run(model, pieces, settings, subject, store, group, console or Console(quiet=True))
+
+
+def _name(data: object) -> str:
+    if isinstance(data, ImageSet):
+        return data.name
+    return data if isinstance(data, str) else IN_MEMORY
 
 
 def _radii(eps: float | str | Sequence[float | str]) -> tuple[float, ...]:
@@ -84,7 +93,7 @@ def _radii(eps: float | str | Sequence[float | str]) -> tuple[float, ...]:
 
 def _run(
     model: nn.Module,
-    pieces: Iterable[Shard],
+    pieces: Iterator[Shard],
     settings: EvaluationSettings,
     subject: Subject,
     store: Store,
@@ -92,35 +101,53 @@ def _run(
     console: Console,
 ) -> Report:
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    with group.agreeing():  # before any work is done
+        if group.first:
+            store.claim(_identity(model, settings, subject))
+        first = _first(pieces)
+        classes = _check_fits(Wrapped(model, flat=first.flat), first, settings, device)
     numbers: list[int] = []
-    if group.first:
-        store.claim(_identity(model, settings, subject))
-    group.wait()
-    for shard in pieces:
-        wrapped = Wrapped(model, flat=shard.flat)
-        numbers.append(shard.number)
-        if shard.number == 0:
-            _check_fits(wrapped, shard, settings, device)
-            if settings.sanity and group.first:
-                _sanity(wrapped, shard, settings, store, device)
-            if group.first and store.folder is not None and not (store.folder / GALLERY).exists():
+    with group.agreeing():
+        if group.first:
+            _look(Wrapped(model, flat=first.flat), first, settings, store, device)
+        for shard in itertools.chain([first], pieces):
+            numbers.append(shard.number)
+            if group.mine(shard.number) and not store.finished(shard.number, shard.digest()):
+                wrapped = Wrapped(model, flat=shard.flat)
                 with undisturbed(wrapped):
-                    write_gallery(wrapped, shard, settings, store.folder, device)
-        if group.mine(shard.number) and not store.finished(shard.number, shard.digest()):
-            with undisturbed(wrapped):
-                judge = Judge(wrapped, settings, store, device, lambda text: console.print(text, highlight=False))
-                judge.judge(shard)
-    if not numbers:
-        raise InputError("evaluate: the data is empty; give at least one example")
-    group.wait()
-    alarms = [Alarm(**alarm) for alarm in (store.note(SANITY) or {"alarms": []})["alarms"]]
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    report = collect(store, numbers, settings, subject, alarms, name)
-    report = dataclasses.replace(report, alarms=[*alarms, *alarms_of_numbers(report.accuracy, settings)])
+                    judge = Judge(wrapped, settings, store, device, lambda text: console.print(text, highlight=False))
+                    judge.judge(shard)
+    report = _collected(store, numbers, settings, subject, device, classes)
     if group.first:
         write_report(report, store, numbers)
     group.wait()
     return report
+
+
+def _first(pieces: Iterator[Shard]) -> Shard:
+    shard = next(pieces, None)
+    if shard is None:
+        raise InputError("evaluate: the data is empty; give at least one example")
+    return shard
+
+
+def _collected(
+    store: Store,
+    numbers: list[int],
+    settings: EvaluationSettings,
+    subject: Subject,
+    device: torch.device,
+    classes: int,
+) -> Report:
+    """The report, with its alarms and notes."""
+    alarms = [Alarm(**alarm) for alarm in (store.note(SANITY) or {"alarms": []})["alarms"]]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    report = collect(store, numbers, settings, subject, alarms, name)
+    return dataclasses.replace(
+        report,
+        alarms=[*alarms, *alarms_of_numbers(report.accuracy, settings)],
+        notes=notes_for(settings, classes),
+    )
 
 
 def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) -> dict[str, Any]:
@@ -130,12 +157,20 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) 
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     table = dataclasses.asdict(settings) | {"eps": [written(eps) for eps in settings.eps]}
-    table |= {"radii": [float(eps) for eps in settings.eps]}
+    radii = [float(eps) for eps in settings.eps]
+    table |= {"radii": radii}
+    if [settings.step_size] == [eps / 4 for eps in radii]:
+        table["step_size"] = None  # eps/4 said aloud
+    if subject.head_scale is not None:
+        table["head_scale"] = subject.head_scale  # which no tensor holds
     return table | {"attacks": list(settings.attacks), "data": subject.data, "weights": digest.hexdigest()}
 
 
-def _check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, device: torch.device) -> None:
-    """One forward pass tells whether the model takes these images, can be attacked, and knows every label."""
+def _check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, device: torch.device) -> int:
+    """One forward pass tells whether the model takes these images, can be attacked, and knows every label.
+
+    Returns the number of classes.
+    """
     leaf = shard.images[:1].to(device, copy=True).requires_grad_(True)
     try:
         with torch.enable_grad(), undisturbed(model):
@@ -151,6 +186,16 @@ def _check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, devi
             "torch.no_grad() or torch.inference_mode()"
         )
     check_labels("evaluate", shard.labels, batch=len(shard.labels), num_classes=logits.shape[1])
+    return int(logits.shape[1])
+
+
+def _look(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Store, device: torch.device) -> None:
+    """What is seen once, on the first images: alarms of the model itself, and a gallery."""
+    if settings.sanity:
+        _sanity(model, shard, settings, store, device)
+    if store.folder is not None and not (store.folder / GALLERY).exists():
+        with undisturbed(model):
+            write_gallery(model, shard, settings, store.folder, device)
 
 
 def _sanity(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Store, device: torch.device) -> None:

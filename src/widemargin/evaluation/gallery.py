@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from widemargin.attacks import PGD
+from widemargin.attacks import FGSM, PGD
 from widemargin.evaluation.settings import EvaluationSettings
 from widemargin.evaluation.shards import Shard
 from widemargin.files import write_whole
@@ -19,9 +19,7 @@ def write_gallery(
     model: nn.Module, shard: Shard, settings: EvaluationSettings, folder: Path, device: torch.device
 ) -> None:
     """The first images of the data and what the last gradient attack (else PGD-20) at the largest eps makes of them."""
-    eps = max(settings.eps, key=float)
-    attacks = [attack for name in settings.attacks if (attack := settings.attack(name, eps)) is not None]
-    attack = attacks[-1] if attacks else PGD(eps=eps, step_size=eps / 4, steps=STEPS, norm=settings.norm)
+    name, attack = _strongest(settings)
     x, y = shard.images[:SHOWN].to(device), shard.labels[:SHOWN].to(device)
     x_adv = attack(model, x, y)
     content = io.BytesIO()
@@ -32,13 +30,22 @@ def write_gallery(
         labels=y.cpu().numpy(),
         predictions=_predictions(model, x),
         adversarial_predictions=_predictions(model, x_adv),
-        attack=np.array(repr(attack)),
+        attack=np.array(name),
     )
 
     def write(partial: Path) -> None:
         partial.write_bytes(content.getvalue())
 
     write_whole(folder / GALLERY, write)
+
+
+def _strongest(settings: EvaluationSettings) -> tuple[str, PGD | FGSM]:
+    """The attack, and its name as the results have it: "pgd20", or "pgd20@8/255" where there are several eps."""
+    eps = max(settings.eps, key=float)
+    attacks = [(name, attack) for name in settings.attacks if (attack := settings.attack(name, eps)) is not None]
+    usual = f"pgd{STEPS}", PGD(eps=eps, step_size=eps / 4, steps=STEPS, norm=settings.norm)
+    name, attack = attacks[-1] if attacks else usual
+    return settings.label(name, eps), attack
 
 
 def _bytes(images: Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":

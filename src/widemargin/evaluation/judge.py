@@ -13,6 +13,7 @@ from widemargin.checks import check_labels
 from widemargin.evaluation.autoattack import break_survivors
 from widemargin.evaluation.backend import make_reference, parts_for
 from widemargin.evaluation.distance import minimal_distance
+from widemargin.evaluation.examples import example_rows
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
 from widemargin.evaluation.shards import Shard
 from widemargin.evaluation.store import Record, Store
@@ -51,7 +52,8 @@ class Judge:
         measured = self._measured(shard, x, y, clean["classes"])
         header: Record = {"first": shard.first, "count": len(y)}
         header["seconds"] = {name: piece["seconds"] for name, piece in (pieces | measured).items()}
-        self.store.write_shard(shard.number, header, _examples(shard, predictions, columns, pieces, measured))
+        rows = example_rows(self.settings, shard, predictions, columns, pieces, measured)
+        self.store.write_shard(shard.number, header, rows)
 
     def _piece(self, shard: Shard, name: str, compute: Callable[[], Record]) -> Record:
         """A piece from the store, or computed and written there."""
@@ -149,28 +151,3 @@ class Judge:
 
 def _numbers(values: Tensor) -> list[float | None]:
     return [value if abs(value) != float("inf") else None for value in values.cpu().tolist()]
-
-
-def _examples(
-    shard: Shard,
-    predictions: Tensor,
-    columns: dict[str, Tensor],
-    pieces: dict[str, Record],
-    measured: dict[str, Record],
-) -> list[Record]:
-    breaker: dict[int, str] = {}
-    for label, piece in pieces.items():
-        for position in piece.get("broken", ()):
-            breaker.setdefault(position, label.removeprefix(f"{AUTOATTACK}/"))
-    rows = []
-    for position in range(len(predictions)):
-        row: Record = {
-            "index": shard.first + position,
-            "label": int(shard.labels[position]),
-            "prediction": int(predictions[position]),
-            "verdicts": {label: bool(column[position]) for label, column in columns.items()},
-            "broken_by": breaker.get(position),
-        }
-        row |= {name: piece["values"][position] for name, piece in measured.items()}
-        rows.append(row)
-    return rows

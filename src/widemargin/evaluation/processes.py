@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 
 from widemargin.errors import InputError
-from widemargin.evaluation.store import Store
 
 PATIENCE = timedelta(days=30)
 """How long one process waits for another, which may have a whole shard more to judge; the default is half an hour."""
@@ -36,15 +36,38 @@ class Processes:
         if self.count > 1:
             dist.barrier()
 
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """Wait for every process at the end; what one of them refuses inside, all refuse, with the same words."""
+        if self.count == 1:
+            yield
+            return
+        refusal = None
+        try:
+            yield
+        except InputError as error:
+            refusal = str(error)
+        said: list[str | None] = [None] * self.count
+        dist.all_gather_object(said, refusal)
+        if (common := _common(said)) is not None:
+            raise InputError(common)
+
+
+def _common(said: list[str | None]) -> str | None:
+    """The first refusal, with its process where the others did not say the same."""
+    rank, refusal = next(((rank, words) for rank, words in enumerate(said) if words is not None), (0, None))
+    alike = all(words == refusal for words in said)
+    return refusal if alike else f"{refusal} (said by process {rank} of {len(said)})"
+
 
 @contextmanager
-def processes(store: Store) -> Iterator[Processes]:
-    """The processes torchrun started, or this one alone."""
+def processes(folder: Path | None) -> Iterator[Processes]:
+    """The processes torchrun started, or this one alone; ``folder`` is where they all write."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield Processes()
         return
-    if store.folder is None:
+    if folder is None:
         raise InputError("evaluate with several processes needs a folder they share: give out=... (--out)")
     begun = dist.is_initialized()
     if not begun:

@@ -19,6 +19,7 @@ from widemargin.files import write_text_whole
 from widemargin.margins import summarize
 
 FORMAT = "widemargin-evaluation-1"
+IN_MEMORY = "tensors in memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,10 @@ class Subject:
     weights: str = "as given"
     selection: str = "as given"
     epoch: int | None = None
-    data: str = "tensors in memory"
+    data: str = IN_MEMORY
+    source: str | None = None
+    """How the data is named to the command line, where its own name does not do: the path of a file."""
+    head_scale: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,8 @@ class Report:
     margin: Tensor | None
     distance: Tensor | None
     alarms: list[Alarm]
+    notes: tuple[str, ...] = ()
+    """What is to be known about how the numbers were made, whatever they are."""
     seconds: dict[str, float]
     device: str
     count: int
@@ -55,8 +61,8 @@ class Report:
         settings, subject = self.settings, self.subject
         return {
             "format": FORMAT,
-            **{key: value for key, value in asdict(subject).items() if key != "data"},
-            "data": {"name": subject.data, "split": "test", "count": self.count},
+            **{key: value for key, value in asdict(subject).items() if key not in ("data", "source")},
+            "data": self._data(),
             "norm": settings.norm,
             "eps": [{"written": written(eps), "value": float(eps)} for eps in settings.eps],
             "step_size": self._step_size(),
@@ -69,11 +75,16 @@ class Report:
             "margins": self._margins(),
             "distance": self._distance(),
             "alarms": [asdict(alarm) for alarm in self.alarms],
+            "notes": list(self.notes),
             "versions": software_versions(),
             "device": self.device,
             "precision": "float32 (no TF32)",
             "seconds": self.seconds,
         }
+
+    def _data(self) -> dict[str, Any]:
+        table = {"name": self.subject.data, "split": "test", "count": self.count}
+        return table if self.subject.source is None else table | {"source": self.subject.source}
 
     def _step_size(self) -> float | None:
         """As given; eps/4 for one eps; None for several, each of which has its own eps/4."""

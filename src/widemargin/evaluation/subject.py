@@ -5,15 +5,10 @@ No pickle is ever executed: ``.pt`` and ``.pth`` files are read as tensors alone
 
 import importlib
 import sys
-import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import nn
 
 from widemargin.config import EvaluationConfig
@@ -23,7 +18,9 @@ from widemargin.evaluation.report import Subject
 from widemargin.evaluation.target import Target, load_target
 from widemargin.heads import HypersphereHead
 from widemargin.models import load_public_state_dict
+from widemargin.models.budget import no_larger_than
 from widemargin.models.guess import guess_model
+from widemargin.models.public_file import read_tensors
 
 PICKLED = (".pt", ".pth", ".ckpt")
 
@@ -81,33 +78,20 @@ def _from_public(path: Path, image_shape: tuple[int, int, int] | None, head_scal
     if image_shape is None:
         raise InputError(f"{path} does not say which images it wants; give --dataset")
     config, head, num_classes = guess_model(weights, head_scale=head_scale)
-    model = config.build(image_shape=image_shape, num_classes=num_classes, seed=0, make_head=head)
+    with no_larger_than(weights, source=str(path)):
+        model = config.build(image_shape=image_shape, num_classes=num_classes, seed=0, make_head=head)
     load_public_state_dict(model, weights)
     for module in model.modules():
         if isinstance(module, HypersphereHead):  # files of several-GPU runs hold rows that left the sphere
             module.project()
     subject = Subject(
-        target=str(path), name=path.stem, weights="public file", selection="unknown: the file does not say"
+        target=str(path),
+        name=path.stem,
+        weights="public file",
+        selection="unknown: the file does not say",
+        head_scale=head_scale,
     )
     return Judgeable(model.eval(), subject)
-
-
-def read_tensors(path: Path) -> Mapping[str, Any]:
-    """The tensors of a public file; anything that would run code is refused."""
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickle protocols; what matters is said below
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a broken or hostile file makes the readers raise
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise InputError(
-            f"{path} cannot be read as tensors alone, and nothing else is ever run: {reason}; save model.state_dict()"
-        ) from None
-    if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
-        raise InputError(f"{path} holds a {type(content).__name__}, not a state dict; save model.state_dict()")
-    return content
 
 
 def _from_factory(text: str) -> Judgeable:

@@ -21,8 +21,11 @@ def guess_model(
     normalize = _normalization(weights)
     for fits, make in (_wide_resnet, _resnet, _cnn, _mlp):
         if fits(shapes):
-            config, last = make(shapes, normalize)
-            return config, _head(shapes, last, head_scale), shapes[f"{last}.weight"][0]
+            try:
+                config, last = make(shapes, normalize)
+                return config, _head(shapes, last, head_scale), shapes[f"{last}.weight"][0]
+            except (KeyError, IndexError):  # the names of an architecture without its layers or dimensions
+                break
     name = recognize(shapes)
     raise InputError(
         f"these weights are {'of ' + name if name else 'of no architecture known here'}; give your own model as "

@@ -19,6 +19,7 @@ from widemargin.models.recognize import recognize
 _NESTS = ("state_dict", "model_state_dict", "net")
 _PREFIXES = ("module.", "_orig_mod.")
 _UNUSED = "sub_block1."
+_DEEPEST = 10  # nests within nests
 _SHOWN = 3  # keys named per kind of failure
 
 
@@ -31,26 +32,43 @@ def load_public_state_dict(model: nn.Module, state_dict: Mapping[str, object]) -
         if key.endswith(".num_batches_tracked"):  # checkpoints older than the counter; it does not change the output
             weights[key] = own[key]
     _require_same_keys(model, own, weights)
+    if any(isinstance(value, Tensor) and value.is_meta for value in weights.values()):
+        raise InputError(
+            "the weights have shapes and no values (device meta); save the model.state_dict() of a real one"
+        )
     model.load_state_dict(weights, strict=True)
 
 
 def plain_weights(state_dict: Mapping[str, object]) -> dict[str, object]:
     """The weights under plain keys: unwrapped, without prefixes and without the unused group."""
-    return _without_habits(_unwrapped(state_dict))
+    weights = _without_habits(_unwrapped(state_dict))
+    for key, value in weights.items():
+        if isinstance(value, Tensor):
+            _require_plain(key, value)
+    return weights
 
 
 def _unwrapped(state_dict: Mapping[str, object]) -> Mapping[str, object]:
-    """The innermost dict of weights."""
-    for nest in _NESTS:
-        inner = state_dict.get(nest)
-        if isinstance(inner, Mapping):
-            return _unwrapped(inner)
-    return state_dict
+    """The innermost dict of weights; a file may nest a dict in itself, so not for ever."""
+    for _ in range(_DEEPEST):
+        inner = next((state_dict[nest] for nest in _NESTS if isinstance(state_dict.get(nest), Mapping)), None)
+        if not isinstance(inner, Mapping):
+            return state_dict
+        state_dict = inner
+    raise InputError(f"the weights are nested more than {_DEEPEST} deep; save model.state_dict() itself")
+
+
+def _require_plain(key: str, value: Tensor) -> None:
+    """Refuse what is no array of real numbers, and a view that claims more values than are stored."""
+    if value.layout != torch.strided or value.is_quantized or value.is_complex():
+        raise InputError(f"the weights hold {key}, which is no dense tensor of real numbers; save model.state_dict()")
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        raise InputError(f"the weights claim {tuple(value.shape)} for {key} and store less; save model.state_dict()")
 
 
 def _without_habits(state_dict: Mapping[str, object]) -> dict[str, object]:
     """The same weights under plain keys, without the unused group."""
-    plain = {_plain_key(key): value for key, value in state_dict.items()}
+    plain = {_plain_key(str(key)): value for key, value in state_dict.items()}
     return {key: value for key, value in plain.items() if not key.startswith(_UNUSED)}
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.checks import check_number
-from widemargin.jacobian import logits_and_leaf, vector_jacobian_products
-from widemargin.regularizers.squares import check_carries_gradient, check_gradient_is_possible, squared_lengths
+from widemargin.regularizers.input_gradients import squared_input_gradients, squared_input_gradients_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +34,7 @@ class ApproximateEMR:
     ) -> Tensor:
         """(B,), differentiable in the parameters. Labels and generator are not used."""
         del y, generator
-        check_gradient_is_possible("ApproximateEMR", model)
-        return check_carries_gradient("ApproximateEMR", self._penalty(model, x, create_graph=True))
+        return squared_input_gradients("ApproximateEMR", model, x, self._cotangents)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def value(
@@ -44,11 +42,7 @@ class ApproximateEMR:
     ) -> Tensor:
         """(B,), without a graph."""
         del y, generator
-        with torch.enable_grad():
-            return self._penalty(model, x, create_graph=False).detach()
+        return squared_input_gradients_value("ApproximateEMR", model, x, self._cotangents)
 
-    def _penalty(self, model: nn.Module, x: Tensor, *, create_graph: bool) -> Tensor:
-        logits, leaf = logits_and_leaf(model, x, owner="ApproximateEMR")
-        probabilities = torch.softmax(logits.detach() / self.temperature, dim=1)
-        gradient = vector_jacobian_products(logits, leaf, probabilities.unsqueeze(0), create_graph=create_graph)
-        return squared_lengths(gradient)
+    def _cotangents(self, logits: Tensor) -> Tensor:
+        return torch.softmax(logits / self.temperature, dim=1).unsqueeze(0)

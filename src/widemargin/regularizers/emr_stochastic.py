@@ -6,6 +6,7 @@ the random projection of Hoffman, Roberts and Yaida (2019), drawn independently 
 by a batch would make the parameter gradient several times noisier.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from widemargin import randomness
 from widemargin.checks import check_count
 from widemargin.errors import InputError
-from widemargin.jacobian import logits_and_leaf, vector_jacobian_products
-from widemargin.regularizers.squares import check_carries_gradient, check_gradient_is_possible, squared_lengths
+from widemargin.linearize import Cotangents
+from widemargin.regularizers.input_gradients import squared_input_gradients, squared_input_gradients_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,7 @@ class StochasticEMR:
     ) -> Tensor:
         """(B,), differentiable in the parameters; random numbers from ``generator`` or its own. Labels are not used."""
         del y
-        check_gradient_is_possible("StochasticEMR", model)
-        return check_carries_gradient("StochasticEMR", self._penalty(model, x, generator, create_graph=True))
+        return squared_input_gradients("StochasticEMR", model, x, self._cotangents(generator), at_once=self.projections)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def value(
@@ -46,20 +46,22 @@ class StochasticEMR:
     ) -> Tensor:
         """(B,), without a graph."""
         del y
-        with torch.enable_grad():
-            return self._penalty(model, x, generator, create_graph=False).detach()
+        return squared_input_gradients_value("StochasticEMR", model, x, self._cotangents(generator))
 
-    def _penalty(self, model: nn.Module, x: Tensor, generator: torch.Generator | None, *, create_graph: bool) -> Tensor:
-        logits, leaf = logits_and_leaf(model, x, owner="StochasticEMR")
-        num_classes = logits.shape[1]
-        if self.projections > num_classes:
-            raise InputError(
-                f"StochasticEMR.projections must be at most the number of classes, {num_classes}, got "
-                f"{self.projections}; {num_classes} projections are already exact"
-            )
-        directions = orthonormal_directions(logits, self.projections, self._own if generator is None else generator)
-        gradients = vector_jacobian_products(logits, leaf, directions, create_graph=create_graph)
-        return squared_lengths(gradients) * (num_classes / self.projections)
+    def _cotangents(self, generator: torch.Generator | None) -> Cotangents:
+        generator = self._own if generator is None else generator
+
+        def directions(logits: Tensor) -> Tensor:
+            num_classes = logits.shape[1]
+            if self.projections > num_classes:
+                raise InputError(
+                    f"StochasticEMR.projections must be at most the number of classes, {num_classes}, got "
+                    f"{self.projections}; {num_classes} projections are already exact"
+                )
+            scale = math.sqrt(num_classes / self.projections)
+            return orthonormal_directions(logits, self.projections, generator) * scale
+
+        return directions
 
 
 def orthonormal_directions(logits: Tensor, count: int, generator: torch.Generator) -> Tensor:

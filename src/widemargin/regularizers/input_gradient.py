@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from widemargin.checks import check_labels
 from widemargin.errors import InputError
-from widemargin.jacobian import logits_and_leaf
-from widemargin.losses import cross_entropy
-from widemargin.regularizers.squares import check_carries_gradient, check_gradient_is_possible, squared_lengths
+from widemargin.linearize import Cotangents
+from widemargin.regularizers.input_gradients import squared_input_gradients, squared_input_gradients_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,7 @@ class InputGradient:
     ) -> Tensor:
         """(B,), differentiable in the parameters. The generator is not used."""
         del generator
-        check_gradient_is_possible("InputGradient", model)
-        return check_carries_gradient("InputGradient", _penalty(model, x, y, create_graph=True))
+        return squared_input_gradients("InputGradient", model, x, _loss_gradients(x, y), constant=False)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def value(
@@ -35,16 +34,16 @@ class InputGradient:
     ) -> Tensor:
         """(B,), without a graph."""
         del generator
-        with torch.enable_grad():
-            return _penalty(model, x, y, create_graph=False).detach()
+        return squared_input_gradients_value("InputGradient", model, x, _loss_gradients(x, y))
 
 
-def _penalty(model: nn.Module, x: Tensor, y: Tensor | None, *, create_graph: bool) -> Tensor:
+def _loss_gradients(x: Tensor, y: Tensor | None) -> Cotangents:
+    """d CE / d logits = p - onehot(y)."""
     if y is None:
         raise InputError("InputGradient: labels are missing; call it as regularizer(model, x, y)")
-    logits, leaf = logits_and_leaf(model, x, owner="InputGradient")
-    check_labels("InputGradient", y, batch=len(x), num_classes=logits.shape[1])
-    loss = cross_entropy(logits, y).sum()
-    with torch.autocast(leaf.device.type, enabled=False):
-        (gradient,) = torch.autograd.grad(loss, leaf, create_graph=create_graph)
-    return squared_lengths(gradient.to(loss.dtype).unsqueeze(0))
+
+    def cotangents(logits: Tensor) -> Tensor:
+        check_labels("InputGradient", y, batch=len(x), num_classes=logits.shape[1])
+        return (torch.softmax(logits, dim=1) - one_hot(y, logits.shape[1]).to(logits.dtype)).unsqueeze(0)
+
+    return cotangents

@@ -1,8 +1,8 @@
 """A whole run in its folder: begin or resume, train epoch by epoch, keep checkpoints and metrics.
 
 The folder holds ``config.toml`` (written before anything else), ``metrics.jsonl`` (a line per epoch),
-``last.safetensors`` and, where a validation split chooses, ``best.safetensors``. The same call on the same folder
-goes on where it stopped.
+``last.safetensors``, ``previous.safetensors`` (the one before) and, where a validation split chooses,
+``best.safetensors``. The same call on the same folder goes on where it stopped.
 """
 
 import math
@@ -13,10 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from widemargin.checkpoints import (
+    PREVIOUS,
     Checkpoint,
     Description,
     Which,
-    load_checkpoint,
+    fitting,
+    load_newest,
     load_weights,
     save_checkpoint,
     software_versions,
@@ -103,11 +105,12 @@ def _finished(state: TrainState, config: RunConfig) -> bool:
 
 
 def _resume(state: TrainState, run: Run) -> None:
-    path = run.folder / LAST
-    if path.exists():
-        checkpoint = load_checkpoint(path)
+    newest = load_newest(run.folder / LAST, run.folder / PREVIOUS)
+    if newest is not None:
+        checkpoint, path = newest
         load_weights(state.judged, checkpoint.weights, source=path)
-        state.restore(checkpoint.training, epoch=checkpoint.description.epoch, step=checkpoint.description.step)
+        with fitting(path):
+            state.restore(checkpoint.training, epoch=checkpoint.description.epoch, step=checkpoint.description.step)
     keep_until(run.folder, state.epoch)
 
 
@@ -168,5 +171,5 @@ def _save(state: TrainState, run: Run, which: Which, scores: dict[str, float]) -
         versions=software_versions(),
     )
     training = {} if which == "best" else state.tensors()
-    path = run.folder / (BEST if which == "best" else LAST)
-    save_checkpoint(path, Checkpoint(dict(state.judged.state_dict()), training, description))
+    name, previous = (BEST, None) if which == "best" else (LAST, run.folder / PREVIOUS)
+    save_checkpoint(run.folder / name, Checkpoint(dict(state.judged.state_dict()), training, description), previous)

@@ -61,6 +61,9 @@ class Evaluation:
     selection: str = ""
     epoch: int | None = None
     data: str = ""
+    source: str = ""
+    """What the command line calls the data, where that is not its name."""
+    head_scale: float | None = None
     split: str = "test"
     count: int | None = None
     norm: str = "linf"
@@ -78,6 +81,8 @@ class Evaluation:
     distance: Distance | None = None
     alarms: Sequence[Alarm] | None = None
     """None where nobody looked for any."""
+    notes: Sequence[str] = ()
+    """What is to be known about how the numbers were made."""
     versions: Mapping[str, str] = field(default_factory=dict)
     device: str = ""
     precision: str = ""

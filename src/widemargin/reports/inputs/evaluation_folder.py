@@ -38,6 +38,8 @@ def _evaluation(folder: Path, report: Fields) -> Evaluation:
         selection=report.text("selection"),
         epoch=report.whole("epoch"),
         data=data.text("name"),
+        source=data.text("source"),
+        head_scale=report.number("head_scale"),
         split=data.text("split", "test"),
         count=data.whole("count"),
         norm=report.text("norm", "linf"),
@@ -55,6 +57,7 @@ def _evaluation(folder: Path, report: Fields) -> Evaluation:
         alarms=[
             Alarm(a.text("name", "alarm"), a.text("message"), a.text("suggestion")) for a in report.tables("alarms")
         ],
+        notes=[str(note) for note in report.list("notes")],
         versions=report.table("versions").words(),
         device=report.text("device"),
         precision=report.text("precision"),

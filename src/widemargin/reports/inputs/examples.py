@@ -20,6 +20,8 @@ class Examples:
     distances: Sequence[float | None]
     correct: Sequence[bool]
     broken_by: Sequence[str | None]
+    broken_at: Sequence[Mapping[str, str]]
+    """By eps as written, the part of AutoAttack that broke it there; empty in files from before it was kept."""
 
     def __len__(self) -> int:
         return len(self.correct)
@@ -48,6 +50,7 @@ def examples_of(path: Path, lines: Iterable[Mapping[str, Any]]) -> Examples:
         distances=[_finite(row, "distance") for row in rows],
         correct=[_clean_verdict(row) for row in rows],
         broken_by=[row.text("broken_by") or None for row in rows],
+        broken_at=[row.table("broken_at").words() for row in rows],
     )
 
 

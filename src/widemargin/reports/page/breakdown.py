@@ -73,7 +73,7 @@ def _breakdown(evaluation: Evaluation, suffix: str) -> Breakdown:
         parts.append((name, left - round(accuracy * count / 100)))
         left = round(accuracy * count / 100)
     if len(parts) == 1:
-        parts += _from_examples(evaluation)
+        parts += _from_examples(evaluation, suffix)
         left = round(evaluation.accuracy[AUTOATTACK + suffix] * count / 100)
     return Breakdown(label, (*parts, (ROBUST, left)))
 
@@ -84,11 +84,13 @@ def _parts(evaluation: Evaluation, suffix: str) -> Iterable[tuple[str, float]]:
             yield name.partition("@")[0].removeprefix(f"{AUTOATTACK}/"), accuracy
 
 
-def _from_examples(evaluation: Evaluation) -> list[tuple[str, int]]:
-    """Without accuracies after each part, each example says what broke it."""
-    if evaluation.examples is None:
+def _from_examples(evaluation: Evaluation, suffix: str) -> list[tuple[str, int]]:
+    """Without accuracies after each part, each example says what broke it, at each of several eps."""
+    examples = evaluation.examples
+    if examples is None:
         return []
-    return list(Counter(name for name in evaluation.examples.broken_by if name).items())
+    breakers = [at.get(suffix[1:]) for at in examples.broken_at] if suffix else examples.broken_by
+    return list(Counter(name for name in breakers if name).items())
 
 
 def _said(parts: Iterable[tuple[str, int]]) -> str:

@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from widemargin.errors import InputError
 from widemargin.reports.changes import changes, lead_to
-from widemargin.reports.inputs.evaluation import Evaluation
+from widemargin.reports.inputs.evaluation import Evaluation, Radius
 from widemargin.reports.inputs.run_folder import CONFIG, Run
 from widemargin.reports.inputs.search import Findings
 from widemargin.reports.inputs.sweep_file import Sweep
 from widemargin.reports.page.section import Section
 from widemargin.reports.reference import Reference
+from widemargin.written import Written
 
 References = Mapping[str, Reference]
 
@@ -25,7 +27,10 @@ def commands(found: Findings, references: References, folders: Sequence[Path], o
     return Section(
         id="reproduce",
         title="How to reproduce",
-        lines=["These commands make the runs, the evaluations and this page again, each in its own folder."],
+        lines=[
+            "These commands make the runs, the evaluations and this page again, each in its own folder; what is "
+            "finished there is not done again. Add --data-dir or --import where you gave them."
+        ],
         commands=[shlex.join(command) for command in dict.fromkeys(map(tuple, typed))],
         template="commands.html",
     )
@@ -64,23 +69,34 @@ def evaluate_command(evaluation: Evaluation) -> list[str]:
     words = ["widemargin", "evaluate", evaluation.target]
     options = {
         "--attacks": ",".join(evaluation.attacks),
-        "--eps": ",".join(radius.written for radius in evaluation.eps),
+        "--eps": ",".join(map(_typed, evaluation.eps)),
         "--norm": evaluation.norm,
         "--step-size": "" if evaluation.step_size is None else repr(evaluation.step_size),
         "--seed": "" if evaluation.seed is None else str(evaluation.seed),
     }
     if evaluation.kind == "evaluation":
         options |= {
-            "--dataset": evaluation.data,
+            "--dataset": evaluation.source or evaluation.data,
             "--limit": "" if evaluation.count is None else str(evaluation.count),
             "--shard-size": "" if evaluation.shard_size is None else str(evaluation.shard_size),
             "--batch-size": "" if evaluation.batch_size is None else str(evaluation.batch_size),
+            "--head-scale": "" if evaluation.head_scale is None else repr(evaluation.head_scale),
             "--out": str(evaluation.folder),
         }
     words += [word for option, value in options.items() if value for word in (option, value)]
     return [*words, "--distance"] if evaluation.distance is not None else words
 
 
+def _typed(radius: Radius) -> str:
+    """As it was written, unless that was short for a longer number."""
+    try:
+        return radius.written if float(Written(radius.written)) == radius.value else repr(radius.value)
+    except InputError:
+        return repr(radius.value)
+
+
 def _from_command_line(evaluation: Evaluation) -> bool:
     """Whether a command can say it: not of a model or of images that lived in memory only."""
-    return bool(evaluation.target) and not f"{evaluation.target} {evaluation.data}".endswith("in memory")
+    return bool(evaluation.target) and not any(
+        name.endswith("in memory") for name in (evaluation.target, evaluation.data)
+    )

@@ -57,8 +57,14 @@ def _shown(label: str, found: Gallery) -> Shown:
     gain = max(1, (GRAY - 1) // max(1, int(np.abs(differences).max())))
     amplified = np.clip(GRAY + gain * differences, 0, 255).astype(np.uint8)
     examples = [_example(found, amplified[number], gain, number) for number in range(min(MOST, len(found.images)))]
-    attack = f"Attacked with {attack_title(found.attack)}. " if found.attack else ""
-    return Shown(label, f"{attack}The difference is amplified {gain} times around gray.", examples)
+    return Shown(label, f"{_attacked(found.attack)}The difference is amplified {gain} times around gray.", examples)
+
+
+def _attacked(name: str) -> str:
+    """With what, and at which of several eps ("pgd20@8/255")."""
+    attack, _, eps = name.partition("@")
+    where = f" at eps {eps}" if eps else ""
+    return f"Attacked with {attack_title(attack)}{where}. " if attack else ""
 
 
 def _example(found: Gallery, difference: Bytes, gain: int, number: int) -> Example:

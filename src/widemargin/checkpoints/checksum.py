@@ -1,0 +1,71 @@
+r"""The checksum of a checkpoint, inside it: one file, so no kill can part the two.
+
+It is the SHA-256 of the whole file, taken while the place of the digest itself holds zeros: a changed bit anywhere, in
+the weights, the offsets or the description, is seen. The description is JSON text in a JSON header, so its quotes are
+escaped once: ``\"checksum\": \"sha256:...\"``. Text of the user's is escaped twice there and cannot look like it.
+"""
+
+import hashlib
+import re
+import struct
+from pathlib import Path
+from typing import BinaryIO
+
+from widemargin.errors import InputError
+
+KEY = "checksum"
+BLANK = "sha256:" + "0" * 64
+_PLACE = re.compile(rb'\\"checksum\\": \\"sha256:([0-9a-f]{64})\\"')
+_LONGEST_HEADER = 100_000_000  # what the safetensors library itself allows
+_CHUNK = 1 << 20
+
+
+class DamagedError(InputError):
+    """The file is not what was written; ``reason`` says how that shows."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is not a readable checkpoint: {reason}; put back a copy of it, or choose another")
+        self.reason = reason
+
+
+def seal(content: bytes) -> list[memoryview]:
+    """The same bytes with the digest in place of the blank one, in pieces, since a copy would double the memory."""
+    length = header_length(content[:8])
+    place = _PLACE.search(content, 8, 8 + length)
+    if place is None:  # a bug of ours: whoever saves puts the blank there
+        raise ValueError("the header has no place for the checksum")
+    digest = hashlib.sha256(content).hexdigest().encode()
+    whole = memoryview(content)
+    return [whole[: place.start(1)], memoryview(digest), whole[place.end(1) :]]
+
+
+def check_whole(path: Path) -> bool:
+    """Read every byte; a file whose checksum does not fit is damaged. False where there is no checksum to compare."""
+    with path.open("rb") as stream:
+        header = read_header(stream, path)
+        place = _PLACE.search(header)
+        if place is None:
+            return False
+        blank = header[: place.start(1)] + b"0" * 64 + header[place.end(1) :]
+        running = hashlib.sha256(struct.pack("<Q", len(header)) + blank)
+        while chunk := stream.read(_CHUNK):
+            running.update(chunk)
+    if running.hexdigest().encode() != place.group(1):
+        raise DamagedError(path, "its bytes do not fit its checksum")
+    return True
+
+
+def read_header(stream: BinaryIO, path: Path) -> bytes:
+    """The JSON header, if the file can hold one of the length it claims."""
+    size = path.stat().st_size
+    start = stream.read(8)
+    length = header_length(start) if len(start) == 8 else size
+    if length > min(size - 8, _LONGEST_HEADER):
+        raise DamagedError(path, f"it claims a header of {length} bytes and has {size} bytes in all")
+    return stream.read(length)
+
+
+def header_length(start: bytes) -> int:
+    """The number the first eight bytes hold."""
+    (length,) = struct.unpack("<Q", start)
+    return int(length)

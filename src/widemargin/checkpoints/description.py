@@ -1,0 +1,94 @@
+"""What a reader must know about weights, as the JSON table inside the checkpoint's header."""
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, Literal
+
+import torch
+
+from widemargin.config import RunConfig
+from widemargin.config_files import from_dict
+
+FORMAT = "widemargin-checkpoint-1"
+Which = Literal["last", "best"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a reader must know about these weights."""
+
+    which: Which
+    selection: str
+    config: dict[str, Any]
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    epoch: int
+    step: int
+    scores: dict[str, float]
+    versions: dict[str, str] = field(default_factory=dict)
+    format: str = FORMAT
+
+    def run_config(self) -> RunConfig:
+        """The configuration of the run that made them."""
+        return from_dict(self.config)
+
+
+def read_description(table: Mapping[str, Any]) -> Description:
+    """The description a table holds; a ValueError names the first field that no checkpoint of ours has so."""
+    for name, fits in _FITS.items():
+        if name in table and not fits(table[name]):
+            raise ValueError(f"its {name} is {str(table[name])[:80]!r}")
+    return Description(**(dict(table) | {"image_shape": tuple(table["image_shape"])}))
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(_is_count(side) for side in value)
+
+
+def _are_scores(value: object) -> bool:
+    return isinstance(value, dict) and all(type(score) in (int, float) for score in value.values())
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+_FITS: dict[str, Callable[[object], bool]] = {
+    "which": lambda value: value in ("last", "best"),
+    "selection": _is_text,
+    "config": _is_table,
+    "image_shape": _is_shape,
+    "num_classes": _is_count,
+    "epoch": _is_count,
+    "step": _is_count,
+    "scores": _are_scores,
+    "versions": _is_table,
+    "format": _is_text,
+}
+
+
+def software_versions() -> dict[str, str]:
+    """The versions that made a number."""
+    return {
+        "widemargin": metadata_version("widemargin"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def metadata_version(package: str) -> str:
+    """The installed version, or "source" where it runs without being installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "source"

@@ -1,0 +1,36 @@
+"""The options of ``widemargin evaluate`` that no other verb has."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+TargetName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A run folder, a checkpoint, public weights (.pt, .pth, .safetensors) or package.module:factory.",
+    ),
+]
+Attacks = Annotated[
+    str | None,
+    typer.Option(help="clean, fgsm, pgdN, autoattack; comma-separated. Default: the run's own.", show_default=False),
+]
+Eps = Annotated[
+    str | None, typer.Option(help="Radius, e.g. 0.1 or 8/255; several give a curve: 2/255,8/255.", show_default=False)
+]
+NormName = Annotated[
+    str | None, typer.Option(help="linf or l2. Default: the run's own, else linf.", show_default=False)
+]
+StepSize = Annotated[str | None, typer.Option(help="PGD's step; eps/4 unless given.", show_default=False)]
+Dataset = Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)]
+Distance = Annotated[bool, typer.Option("--distance", help="Also the distance to the nearest adversarial image.")]
+Seed = Annotated[int, typer.Option(help="Seed of the attacks' random numbers.")]
+ShardSize = Annotated[int, typer.Option(help="Images finished and written down together.")]
+BatchSize = Annotated[int, typer.Option(help="Images attacked at once.")]
+HeadScale = Annotated[
+    float | None, typer.Option(help="Scale of a hypersphere head in public weights.", show_default=False)
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the records; the same command goes on there.", show_default=False)
+]

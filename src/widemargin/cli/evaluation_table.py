@@ -1,0 +1,66 @@
+"""A report of an evaluation on the screen: the table, what was measured, and what a reader must know beside it."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from widemargin.evaluation import Report
+from widemargin.evaluation.settings import AUTOATTACK, written
+
+
+def print_report(report: Report) -> None:
+    """Print it all."""
+    console = Console()
+    console.print(Text(_title(report)), soft_wrap=True)
+    console.print(_table(report))
+    _print_measured(console, report)
+    _print_known(console, report)
+    if report.files is not None:
+        console.print(Text(f"records: {report.files}"), soft_wrap=True)
+
+
+def _title(report: Report) -> str:
+    settings, subject = report.settings, report.subject
+    title = f"{subject.target}: {report.count:,} test images of {subject.data}"
+    if set(settings.attacks) == {"clean"}:
+        return title
+    radii = ", ".join(f"{written(eps)} = {float(eps):.6g}" for eps in settings.eps)
+    step = "eps/4" if settings.step_size is None else f"{settings.step_size:g}"
+    return f"{title}; {settings.norm} eps {radii}; step {step}; seed {settings.seed}"
+
+
+def _table(report: Report) -> Table:
+    table = Table("attack", "accuracy %")
+    table.columns[1].justify = "right"
+    for name, value in report.accuracy.items():
+        part = name.startswith(f"{AUTOATTACK}/")
+        table.add_row(f"  after {name.removeprefix(AUTOATTACK + '/')}" if part else name, f"{value:.2f}")
+    return table
+
+
+def _print_measured(console: Console, report: Report) -> None:
+    record = report.to_json()
+    margins, distance = record["margins"], record["distance"]
+    if margins is not None and margins["correct"]["mean"] is not None:
+        correct = margins["correct"]
+        console.print(
+            f"effective margin ({record['norm']}): {correct['mean']:.4g} ± {correct['std']:.4g} if classified right",
+            highlight=False,
+        )
+    if distance is not None and distance["median"] is not None:
+        rank = distance["rank_correlation"]
+        shown = "" if rank is None else f"; rank correlation with the margin {rank:.3f}"
+        console.print(
+            f"distance to the nearest adversarial image: median {distance['median']:.4g}{shown}", highlight=False
+        )
+
+
+def _print_known(console: Console, report: Report) -> None:
+    """Which weights, notes, alarms."""
+    subject = report.subject
+    epoch = f" (epoch {subject.epoch})" if subject.epoch else ""
+    console.print(Text(f"weights: {subject.weights}, {subject.selection}{epoch}"), soft_wrap=True)
+    for note in report.notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+    for alarm in report.alarms:
+        console.print(f"[bold red]alarm {alarm.name}[/]: {alarm.message}. {alarm.suggestion}", highlight=False)

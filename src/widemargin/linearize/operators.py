@@ -1,0 +1,163 @@
+"""Every other operator we trust, by torch's own forward and reverse derivatives of it.
+
+Most are linear (pooling, reshaping, padding) and cheap. The curved ones (smooth activations, a product of two
+activations, normalizations) bend the tangent with the activations: their curvature starts the plain reverse pass.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from widemargin.linearize.layers import Gradients, Vectors
+
+Kind = Literal["linear", "piecewise", "curved"]
+
+LINEAR = """
+    add sub rsub neg positive mean sum flatten unflatten view reshape permute transpose swapaxes movedim unsqueeze
+    squeeze contiguous clone to float double bfloat16 type_as avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
+    adaptive_avg_pool2d adaptive_avg_pool3d pad cat concat stack getitem expand view_as reshape_as flip roll
+    pixel_shuffle pixel_unshuffle
+""".split()
+PIECEWISE = "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d abs maximum minimum".split()
+CURVED = """
+    sigmoid tanh silu gelu softplus elu celu selu mish hardswish logsigmoid exp square sqrt rsqrt softmax normalize
+    layer_norm group_norm
+""".split()
+PRODUCTS = "mul multiply div divide truediv".split()
+
+
+def kind_of(name: str, *, slots: list[int]) -> Kind | None:
+    """How an operator depends on its inputs, or None for one we do not know.
+
+    ``slots`` are the positions of the inputs that depend on the images.
+    """
+    if name in PRODUCTS:
+        over = name in ("div", "divide", "truediv") and slots != [0]
+        return "curved" if len(slots) > 1 or over else "linear"
+    table: dict[str, Kind] = {"rtruediv": "curved", "rmul": "linear", "radd": "linear", "rdiv": "curved"}
+    table |= dict.fromkeys(LINEAR, "linear") | dict.fromkeys(PIECEWISE, "piecewise") | dict.fromkeys(CURVED, "curved")
+    return table.get(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What is left of a tensor whose numbers nobody will read."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(value: Tensor) -> "Layout":
+        """The layout of a tensor."""
+        return Layout(shape=value.shape, stride=value.stride(), dtype=value.dtype, device=value.device)
+
+    def unread(self) -> Tensor:
+        """A tensor laid out so."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """y = call(inputs): images' descendants first, then parameters."""
+
+    call: Callable[..., Tensor]
+    """Of all the inputs; constants are inside."""
+    constants: list[Tensor]
+    kind: Kind
+    inputs: "list[Tensor | Layout]"
+    """Values at the forward pass; of a linear operator the layout is enough."""
+    names: list[str]
+    """The parameters' names, for the inputs at the end."""
+
+    @property
+    def curved(self) -> bool:
+        """Whether a tangent through it depends on the activations."""
+        return self.kind == "curved"
+
+    def _apply(self, *inputs: Tensor) -> Tensor:
+        return self.call(self.constants, *inputs)
+
+    @property
+    def _slots(self) -> int:
+        return len(self.inputs) - len(self.names)
+
+    @property
+    def _values(self) -> list[Tensor]:
+        return [value if isinstance(value, Tensor) else value.unread() for value in self.inputs]
+
+    def _of_slots(self, *slots: Tensor) -> Tensor:
+        return self._apply(*slots, *self._values[self._slots :])
+
+    def adjoint(self, a: Tensor) -> Vectors:
+        """Torch's own reverse derivative."""
+        _, pull = torch.func.vjp(self._of_slots, *self._values[: self._slots])
+        return list(_for_each(pull, a))
+
+    def tangent(self, tangents: Vectors) -> Tensor:
+        """Torch's own forward derivative."""
+        slots = self._values[: self._slots]
+
+        def push(*vectors: Tensor) -> Tensor:
+            result: Tensor = torch.func.jvp(self._of_slots, tuple(slots), vectors)[1]
+            return result
+
+        result: Tensor = _for_each(push, *self._filled(tangents))
+        return result
+
+    def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
+        """d <a, tangent> / d parameters."""
+        if not self.names:
+            return {}
+        return dict(zip(self.names, self._second(tangents, a)[self._slots :], strict=True))
+
+    def curvature(self, tangents: Vectors, a: Tensor) -> Vectors:
+        """d <a, tangent> / d activations."""
+        return list(self._second(tangents, a)[: self._slots])
+
+    def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
+        """The ordinary backward pass."""
+        _, pull = torch.func.vjp(self._apply, *self._values)
+        gradients = pull(b)
+        return list(gradients[: self._slots]), dict(zip(self.names, gradients[self._slots :], strict=True))
+
+    def forget(self) -> "Operator":
+        """A linear operator without parameters keeps shapes only."""
+        if self.kind != "linear" or self.names:
+            return self
+        return replace(self, inputs=[Layout.of(value) for value in self._values])
+
+    def _second(self, tangents: Vectors, a: Tensor) -> tuple[Tensor, ...]:
+        vectors = self._filled(tangents)
+
+        def along(*inputs: Tensor) -> Tensor:
+            slots, parameters = inputs[: self._slots], inputs[self._slots :]
+
+            def push(*each: Tensor) -> Tensor:
+                result: Tensor = torch.func.jvp(lambda *s: self._apply(*s, *parameters), tuple(slots), each)[1]
+                return result
+
+            return (_for_each(push, *vectors) * a).sum()
+
+        gradients: tuple[Tensor, ...] = torch.func.grad(along, argnums=tuple(range(len(self.inputs))))(*self._values)
+        return gradients
+
+    def _filled(self, tangents: Vectors) -> list[Tensor]:
+        count = next(len(t) for t in tangents if t is not None)
+        slots = self._values[: self._slots]
+        return [
+            torch.zeros_like(value).expand(count, *value.shape) if t is None else t
+            for value, t in zip(slots, tangents, strict=True)
+        ]
+
+
+def _for_each(function: Callable[..., Any], *vectors: Tensor) -> Any:
+    """The function on each of the M vectors."""
+    if len(vectors[0]) == 1:
+        result = function(*[vector[0] for vector in vectors])
+        return tuple(r.unsqueeze(0) for r in result) if isinstance(result, tuple) else result.unsqueeze(0)
+    return torch.func.vmap(function)(*vectors)

@@ -1,0 +1,103 @@
+"""Squared input gradients without double backward: P_i = sum_m ||J_i^T c_mi||^2 and its gradient by the weights.
+
+dP_i = 2 sum_m d<c_mi, J_i v_mi> at v = g = J^T c held fixed, whatever the model. So the forward pass of the penalty is a
+forward and an adjoint sweep, its backward pass a tangent sweep with one weight gradient per layer: four forwards' worth
+of work for piecewise linear networks where double backward takes six, and no graph of a graph.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widemargin.linearize.layers import Gradients
+from widemargin.linearize.stages import Stages
+from widemargin.linearize.sweeps import add_gradients
+
+Cotangents = Callable[[Tensor], Tensor]
+"""logits (B, K) -> (M, B, K)."""
+
+
+def squared_products(
+    stages: Stages,
+    parameters: Mapping[str, Tensor],
+    x: Tensor,
+    cotangents: Cotangents,
+    *,
+    at_once: int = 16,
+    constant: bool = True,
+) -> Tensor:
+    """(B,), differentiable in ``parameters``, which the stages know by these names.
+
+    ``constant`` says that the cotangents count as constants though they may be computed from the logits. Up to
+    ``at_once`` of them the adjoints of all are kept; beyond, they are computed again in chunks of that size.
+    """
+    names = tuple(parameters)
+    penalty: Tensor = _SquaredProducts.apply(  # type: ignore[no-untyped-call]
+        stages, names, x, cotangents, at_once, constant, *parameters.values()
+    )
+    return penalty
+
+
+class _SquaredProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        stages: Stages,
+        names: tuple[str, ...],
+        x: Tensor,
+        cotangents: Cotangents,
+        at_once: int,
+        constant: bool,
+        *parameters: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(*parameters)  # a weight that is changed before backward() raises
+        ctx.stages, ctx.names = stages, names
+        logits, ctx.tape = stages.record(x, keep_activations=not constant)
+        ctx.logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        ctx.cotangents = None if constant else cotangents
+        vectors = cotangents(ctx.logits).to(logits.dtype)
+        total = torch.zeros(len(x), dtype=ctx.logits.dtype, device=x.device)
+        ctx.chunks = []
+        for chunk in vectors.split(at_once):
+            with torch.autocast(x.device.type, enabled=False):
+                g, adjoints = stages.adjoints(ctx.tape, chunk)
+            total = total + squared_lengths(g)
+            ctx.chunks.append((chunk, g, adjoints) if len(vectors) <= at_once else (chunk, None, None))
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
+        parameters = ctx.saved_tensors
+        gradients: Gradients = {}
+        with torch.autocast(weights.device.type, enabled=False):
+            for chunk, kept, adjoints in ctx.chunks:
+                g, adjoints = (kept, adjoints) if kept is not None else ctx.stages.adjoints(ctx.tape, chunk)
+                add_gradients(gradients, _weight_gradients(ctx, g, adjoints, weights))
+        found = [
+            gradients[name].to(parameter.dtype) if name in gradients else None
+            for name, parameter in zip(ctx.names, parameters, strict=True)
+        ]
+        return (None,) * 6 + tuple(found)
+
+
+def _weight_gradients(ctx: Any, g: Tensor, adjoints: list[Tensor], weights: Tensor) -> Gradients:
+    """The gradients of sum_i weights_i P_i, P of one chunk of cotangents."""
+    v = g * (2 * weights).to(g.dtype).view(1, -1, *[1] * (g.dim() - 2))
+    pushed, gradients, bends = ctx.stages.tangents(ctx.tape, adjoints, v)
+    if ctx.cotangents is not None:
+        _, pull = torch.func.vjp(ctx.cotangents, ctx.logits)
+        (bend,) = pull(pushed.to(ctx.logits.dtype))
+        output = ctx.stages.output(ctx.tape)
+        bends = bends | {output: (bends[output] + bend if output in bends else bend).to(pushed.dtype)}
+    if bends:
+        add_gradients(gradients, ctx.stages.reverse(ctx.tape, bends))
+    return gradients
+
+
+def squared_lengths(g: Tensor) -> Tensor:
+    """(M, B, ...) -> (B,): sums of squares over M and the image, in float32 or wider."""
+    wide = g.to(torch.promote_types(g.dtype, torch.float32))
+    return wide.flatten(2).square().sum(dim=(0, 2))

@@ -1,0 +1,255 @@
+"""Every reader of the package with real files for it, small ones.
+
+A packed file (gzip, zip, a checksum) is also changed inside and packed again, so that the reader behind the packing is
+reached and not only the packing's own checks.
+"""
+
+import gzip
+import hashlib
+import io
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save
+
+from widemargin.checkpoints import Checkpoint, Description, load_checkpoint, restore_model, save_checkpoint
+from widemargin.config_files import read_toml, to_dict, to_toml
+from widemargin.data import load, read_cifar10
+from widemargin.data.cifar_pickle import read_python_batch
+from widemargin.data.idx import read_images, read_labels
+from widemargin.data.image_folder import read_image_folder
+from widemargin.data.npz import has_parts, read_npz
+from widemargin.evaluation.subject import load_judgeable
+from widemargin.models import MLPConfig
+from widemargin.recipes.catalog import all_recipes
+
+RECORDS = 2
+IMAGES = 6
+
+
+def _as_it_is(content: bytes) -> bytes:
+    return content
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Real files, the name they have, how they are packed after a change, and what reads them."""
+
+    files: tuple[bytes, ...]
+    name: str
+    read: Callable[[Path], object]
+    pack: Callable[[bytes], bytes] = field(default=_as_it_is)
+
+
+@cache
+def digits() -> np.ndarray:
+    """(IMAGES, 28, 28), real ones."""
+    return load("mnist-embedded", "test", limit=IMAGES).images[:, 0].numpy()
+
+
+@cache
+def photos() -> np.ndarray:
+    """(IMAGES, 3, 32, 32), real ones."""
+    return load("cifar10-embedded", "test", limit=IMAGES).images.numpy()
+
+
+def idx_images() -> bytes:
+    return struct.pack(">4I", 0x803, IMAGES, 28, 28) + digits().tobytes()
+
+
+def idx_labels() -> bytes:
+    return struct.pack(">2I", 0x801, IMAGES) + bytes(range(IMAGES))
+
+
+def binary_batch() -> bytes:
+    return b"".join(bytes([i]) + photos()[i].tobytes() for i in range(RECORDS))
+
+
+def python_batch() -> bytes:
+    """As Python 2 wrote the official ones."""
+    raw = photos()[:RECORDS].tobytes()
+    head = b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03U\x06labelsq\x04]q\x05(K\x03K\x08e"
+    array = (
+        b"U\x04dataq\x06cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85q\tU\x01bq\n\x87q\x0b"
+    )
+    shape = b"Rq\x0c(K\x01K" + bytes([RECORDS]) + b"M\x00\x0c\x86q\r"
+    dtype = b"cnumpy\ndtype\nq\x0eU\x02u1q\x0fK\x00K\x01\x87q\x10Rq\x11(K\x03U\x01|q\x12NNN" + b"J\xff\xff\xff\xff" * 2
+    values = b"K\x00tq\x13b\x89T" + len(raw).to_bytes(4, "little") + raw + b"q\x14tq\x15bu."
+    return head + array + shape + dtype + values
+
+
+def tar_of(content: bytes, name: str) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        member = tarfile.TarInfo(f"cifar-10-batches/{name}")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def npz(save: Callable[..., None] = np.savez, prefix: str = "", images: np.ndarray | None = None) -> bytes:
+    stream = io.BytesIO()
+    arrays = {f"{prefix}images": digits() if images is None else images, f"{prefix}labels": np.arange(IMAGES) % 3}
+    save(stream, **arrays, num_classes=np.array(10))
+    return stream.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def zip_of(members: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def picture(form: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(photos()[0].transpose(1, 2, 0)).save(stream, form, **options)
+    return stream.getvalue()
+
+
+def _image_folder(path: Path) -> object:
+    """The file is one image of two."""
+    root = path.parent / "images"
+    for name in ("a", "b"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    (root / "a" / "1.png").write_bytes(path.read_bytes())
+    if not (root / "b" / "1.png").exists():
+        (root / "b" / "1.png").write_bytes(picture("PNG"))
+    return read_image_folder(root, "test")
+
+
+def _cifar(path: Path) -> object:
+    if path.suffix == ".gz":
+        return read_cifar10(path, "test", records_per_batch=RECORDS)
+    folder = path.parent / "cifar"
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    (folder / path.name).write_bytes(path.read_bytes())
+    return read_cifar10(folder, "test", records_per_batch=RECORDS)
+
+
+def _npz(path: Path) -> object:
+    return has_parts(path), read_npz(path, "train")
+
+
+def _restored(path: Path) -> object:
+    checkpoint = load_checkpoint(path)
+    return checkpoint.description.run_config(), restore_model(checkpoint, source=path)
+
+
+def _judgeable(path: Path) -> object:
+    return load_judgeable(str(path), image_shape=(1, 4, 4))
+
+
+def network() -> torch.nn.Module:
+    return MLPConfig(hidden=(5,)).build(image_shape=(1, 4, 4), num_classes=3, seed=0)
+
+
+def checkpoint_bytes(folder: Path) -> bytes:
+    recipe = next(iter(all_recipes().values())).config
+    table = to_dict(recipe) | {"model": {"kind": "mlp", "hidden": [5]}}
+    description = Description(
+        which="last",
+        selection="the last step trained",
+        config=table,
+        image_shape=(1, 4, 4),
+        num_classes=3,
+        epoch=3,
+        step=0,
+        scores={"test_clean": 91.0},
+        versions={"torch": "2.13"},
+    )
+    path = folder / "real.safetensors"
+    save_checkpoint(path, Checkpoint(dict(network().state_dict()), {"sums/loss": torch.tensor(2.0)}, description))
+    return path.read_bytes()
+
+
+def sealed_again(content: bytes) -> bytes:
+    """The checksum made to fit, as an enemy would."""
+    mark = b'\\"checksum\\": \\"sha256:'
+    at = content.find(mark) + len(mark)
+    if at < len(mark) or len(content) < at + 64:
+        return content
+    blank = content[:at] + b"0" * 64 + content[at + 64 :]
+    return content[:at] + hashlib.sha256(blank).hexdigest().encode() + content[at + 64 :]
+
+
+def public(folder: Path, state: object, **options: object) -> bytes:
+    path = folder / "real.pt"
+    torch.save(state, path, **options)
+    return path.read_bytes()
+
+
+def repickled(whole: bytes) -> Callable[[bytes], bytes]:
+    """A torch file with another ``data.pkl``."""
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    (key,) = (name for name in members if name.endswith("data.pkl"))
+    return lambda content: zip_of(members | {key: content})
+
+
+def pickle_in(whole: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        return archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+
+
+def readers(folder: Path) -> dict[str, Reader]:
+    """By name; ``folder`` is for files that must be on disk to be made."""
+    recipes = tuple(to_toml(recipe.config).encode() for recipe in list(all_recipes().values())[::9])
+    state = dict(network().state_dict())
+    ours, theirs = checkpoint_bytes(folder), public(folder, {"state_dict": state, "epoch": 3})
+    images, labels = npy(digits()), npy(np.arange(IMAGES) % 3)
+    tars = (tar_of(binary_batch(), "test_batch.bin"), tar_of(python_batch(), "test_batch"))
+    pictures = (picture("PNG"), picture("JPEG"), picture("BMP"), picture("WEBP"), picture("TIFF"), picture("PPM"))
+    squeezed = (picture("TIFF", compression="tiff_lzw"), picture("TIFF", compression="tiff_adobe_deflate"))
+    return {
+        "idx": Reader((idx_images(), idx_labels()), "a-idx3-ubyte", read_images),
+        "idx labels": Reader((idx_labels(), idx_images()), "a-idx1-ubyte", read_labels),
+        "idx.gz": Reader((gzip.compress(idx_images()),), "a-idx3-ubyte.gz", read_images),
+        "idx.gz, inside": Reader((idx_images(), idx_labels()), "a-idx3-ubyte.gz", read_images, gzip.compress),
+        "cifar binary": Reader((binary_batch(),), "test_batch.bin", _cifar),
+        "cifar python": Reader((python_batch(),), "test_batch", _cifar),
+        "cifar pickle": Reader((python_batch(),), "batch", _python_batch),
+        "cifar tar.gz": Reader(tuple(map(gzip.compress, tars)), "a.tar.gz", _cifar),
+        "cifar tar.gz, inside": Reader(tars, "a.tar.gz", _cifar, lambda content: gzip.compress(content, 1)),
+        "npz": Reader((npz(), npz(np.savez_compressed), npz(prefix="train_"), npz(images=photos())), "a.npz", _npz),
+        "npz, images inside": Reader(
+            (images, npy(photos())),
+            "a.npz",
+            _npz,
+            lambda content: zip_of({"images.npy": content, "labels.npy": labels}),
+        ),
+        "npz, labels inside": Reader(
+            (labels, images), "a.npz", _npz, lambda content: zip_of({"images.npy": images, "labels.npy": content})
+        ),
+        "image folder": Reader(pictures + squeezed, "1.png", _image_folder),
+        "run configuration": Reader(recipes, "a.toml", read_toml),
+        "checkpoint": Reader((ours,), "a.safetensors", _restored),
+        "checkpoint, checksum made to fit": Reader((ours,), "a.safetensors", _restored, sealed_again),
+        "public .pt": Reader((theirs, public(folder, state)), "a.pt", _judgeable),
+        "public .pt, pickle inside": Reader((pickle_in(theirs),), "a.pt", _judgeable, repickled(theirs)),
+        "public .pt, old form": Reader(
+            (public(folder, state, _use_new_zipfile_serialization=False),), "a.pt", _judgeable
+        ),
+        "public .safetensors": Reader((save(state),), "a.safetensors", _judgeable),
+    }
+
+
+def _python_batch(path: Path) -> object:
+    return read_python_batch(path.read_bytes(), str(path), records=RECORDS)

@@ -1,0 +1,386 @@
+"""Checkpoints on disks that are full, read-only, failing or cut off: the old file or the new one, never neither."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from widemargin import InputError, files
+from widemargin.checkpoints import (
+    PREVIOUS,
+    Checkpoint,
+    DamagedError,
+    Description,
+    load_checkpoint,
+    load_newest,
+    save_checkpoint,
+)
+from widemargin.checkpoints import file as checkpoint_file
+from widemargin.files import make_folder, partial_of, write_text_whole
+from widemargin.training import train
+
+
+def checkpoint(epoch: int) -> Checkpoint:
+    """About 40 kB that differ from epoch to epoch."""
+    weights = {"a": torch.full((100, 100), float(epoch)), "b": torch.arange(7)}
+    description = Description(
+        which="last",
+        selection='by hand: "checksum": "sha256:' + "0" * 64 + '"',  # a user's text does not pass for the checksum
+        config={},
+        image_shape=(1, 2, 2),
+        num_classes=2,
+        epoch=epoch,
+        step=0,
+        scores={"test_clean": 1.5},
+    )
+    return Checkpoint(weights, {"sums/loss": torch.tensor(1.0)}, description)
+
+
+@pytest.fixture
+def places(tmp_path):
+    return tmp_path / "last.safetensors", tmp_path / PREVIOUS
+
+
+def epoch_in(path: Path) -> int:
+    return load_checkpoint(path).description.epoch
+
+
+def test_the_one_before_is_kept(places):
+    last, previous = places
+    save_checkpoint(last, checkpoint(1), previous)
+    assert not previous.exists()
+    for epoch in (2, 3):
+        save_checkpoint(last, checkpoint(epoch), previous)
+        assert (epoch_in(last), epoch_in(previous)) == (epoch, epoch - 1)
+    assert sorted(path.name for path in last.parent.iterdir()) == ["last.safetensors", PREVIOUS]
+
+
+def test_without_hard_links_it_is_copied(places, monkeypatch):
+    def refused(*args, **kwargs):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    last, previous = places
+    for epoch in (1, 2):
+        save_checkpoint(last, checkpoint(epoch), previous)
+    assert (epoch_in(last), epoch_in(previous)) == (2, 1)
+    assert not last.samefile(previous)
+
+
+def test_a_damaged_one_does_not_push_out_a_good_one(places):
+    last, previous = places
+    for epoch in (1, 2):
+        save_checkpoint(last, checkpoint(epoch), previous)
+    last.write_bytes(last.read_bytes()[:-1])
+    save_checkpoint(last, checkpoint(3), previous)
+    assert (epoch_in(last), epoch_in(previous)) == (3, 1)
+
+
+def test_every_changed_bit_of_the_header_and_any_of_the_weights_is_seen(places):
+    last, _ = places
+    save_checkpoint(last, checkpoint(1))
+    whole = last.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    flips = [(at, bit) for at in range(header) for bit in range(8)] + [
+        (at, at % 8) for at in range(header, len(whole), 97)
+    ]
+    for at, bit in flips:
+        changed = bytearray(whole)
+        changed[at] ^= 1 << bit
+        last.write_bytes(changed)
+        with pytest.raises(DamagedError, match="is not a readable checkpoint"):
+            load_checkpoint(last)
+
+
+def test_every_truncation_is_seen(places):
+    last, _ = places
+    save_checkpoint(last, checkpoint(1))
+    whole = last.read_bytes()
+    for length in [*range(0, 2000, 13), *range(2000, len(whole), 997), len(whole) - 1]:
+        last.write_bytes(whole[:length])
+        with pytest.raises(DamagedError):
+            load_checkpoint(last)
+    last.write_bytes(whole + b"\0")
+    with pytest.raises(DamagedError):
+        load_checkpoint(last)
+
+
+def test_checkpoints_of_versions_without_a_checksum_still_load(places):
+    last, previous = places
+    new = checkpoint(4)
+    save_checkpoint(last, new)
+    header = json.loads(last.read_bytes()[8 : 8 + int.from_bytes(last.read_bytes()[:8], "little")])
+    table = json.loads(header["__metadata__"]["widemargin"])
+    assert table.pop("checksum").startswith("sha256:")
+    save_file(load_file(last), last, metadata={"widemargin": json.dumps(table)})
+    assert load_checkpoint(last).description == new.description
+    save_checkpoint(last, checkpoint(5), previous)
+    assert (epoch_in(last), epoch_in(previous)) == (5, 4)
+
+
+def test_the_same_checkpoint_is_the_same_bytes(tmp_path):
+    for name in "ab":
+        save_checkpoint(tmp_path / name, checkpoint(1))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+SYSTEM_CALLS = ("fsync", "link", "replace", "unlink", "open")
+
+
+class KilledError(BaseException):
+    """The process ends here: nothing after it runs, no ``finally`` either."""
+
+
+def killed_after(monkeypatch, calls: int) -> list[str]:
+    """Let that many system calls happen; from then on every one of them fails, as none happens after a kill."""
+    made: list[str] = []
+
+    def counted(module, name):
+        real = getattr(module, name)
+
+        def call(*args, **kwargs):
+            if len(made) >= calls:
+                raise KilledError
+            made.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, call)
+
+    for name in SYSTEM_CALLS:
+        counted(os, name)
+    counted(Path, "open")
+    counted(Path, "replace")
+    counted(Path, "unlink")
+    return made
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_kill_between_any_two_system_calls_leaves_a_checkpoint_and_the_next_save_cleans_up(
+    tmp_path, monkeypatch, links
+):
+    """Also that the run can go on from what is left: the last one of then or the new one, nothing older."""
+    for calls in range(100):
+        folder = tmp_path / str(calls)
+        folder.mkdir()
+        last, previous = folder / "last.safetensors", folder / PREVIOUS
+        for epoch in (1, 2):
+            save_checkpoint(last, checkpoint(epoch), previous)
+        with monkeypatch.context() as patch:
+            if not links:
+                patch.setattr(os, "link", None)
+                patch.setattr(os, "link", _no_links)
+            made = killed_after(patch, calls)
+            try:
+                save_checkpoint(last, checkpoint(3), previous)
+                finished = True
+            except KilledError:
+                finished = False
+        newest = load_newest(last, previous)
+        assert newest is not None
+        assert newest[1] == last
+        assert newest[0].description.epoch in ((3,) if finished else (2, 3)), made
+        assert epoch_in(previous) in ((2,) if finished else (1, 2)), made
+        save_checkpoint(last, checkpoint(4), previous)
+        assert sorted(path.name for path in folder.iterdir()) == ["last.safetensors", PREVIOUS], made
+        if finished:
+            assert calls > 8  # write, flush, verify, link, rename, rename, flush
+            return
+    pytest.fail("never finished")
+
+
+def _no_links(*args, **kwargs):
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@contextmanager
+def files_no_larger_than(size: int):
+    """The kernel's own refusal: a write beyond the limit fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def full_disk(*paths: Path):
+    """The kernel's own ENOSPC: what is written to these files goes to /dev/full."""
+    for path in paths:
+        partial_of(path).symlink_to("/dev/full")
+    yield
+
+
+@contextmanager
+def failing_flush(monkeypatch):
+    """A disk that takes the bytes and then says that it is full."""
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        yield
+
+
+@pytest.mark.parametrize("kind", ["limit", "full", "flush"])
+def test_a_full_disk_is_told_and_the_former_checkpoints_stay(places, monkeypatch, kind):
+    last, previous = places
+    for epoch in (1, 2):
+        save_checkpoint(last, checkpoint(epoch), previous)
+    before = {path.name: path.read_bytes() for path in last.parent.iterdir()}
+    trouble = {
+        "limit": (lambda: files_no_larger_than(10_000), "File too large"),
+        "full": (lambda: full_disk(last), "No space left on device"),
+        "flush": (lambda: failing_flush(monkeypatch), "No space left on device"),
+    }
+    make, words = trouble[kind]
+    for _ in range(2):  # nothing is left that breaks the second attempt
+        with (
+            make(),
+            pytest.raises(InputError, match=rf"cannot write .*last.safetensors: {words}; free space or choose"),
+        ):
+            save_checkpoint(last, checkpoint(3), previous)
+        assert {path.name: path.read_bytes() for path in last.parent.iterdir()} == before
+    save_checkpoint(last, checkpoint(3), previous)
+    assert (epoch_in(last), epoch_in(previous)) == (3, 2)
+
+
+def test_a_run_on_a_full_disk_stops_with_one_line_and_goes_on_when_there_is_room(tiny, tmp_path, left_in):
+    config = tiny("data.held_out=20", 'watch.attack={kind="fgsm", eps=0.1}')
+    full, never = tmp_path / "full", tmp_path / "never"
+    train(config, out=never)
+    for name in ("best.safetensors", "last.safetensors"):
+        full.mkdir(exist_ok=True)
+        train(config, out=full, max_seconds=0)
+        with (
+            full_disk(full / name),
+            pytest.raises(InputError, match=rf"cannot write .*{name}: No space left on device"),
+        ):
+            train(config, out=full)
+        assert not [path for path in full.iterdir() if path.name.endswith(".partial")]
+    train(config, out=full)
+    with full_disk(full / "metrics.jsonl"), pytest.raises(InputError, match=r"cannot write .*metrics.jsonl: No space"):
+        train(config, out=full)
+    left_in(full).assert_same(left_in(never))
+
+
+def test_a_disk_that_gives_back_other_bytes_is_told_and_the_former_checkpoints_stay(places, monkeypatch):
+    last, previous = places
+    for epoch in (1, 2):
+        save_checkpoint(last, checkpoint(epoch), previous)
+    before = {path.name: path.read_bytes() for path in last.parent.iterdir()}
+
+    def rotten(path):
+        content = bytearray(path.read_bytes())
+        content[-5] ^= 4
+        path.write_bytes(content)
+
+    monkeypatch.setattr(checkpoint_file, "drop_cached", rotten)
+    with pytest.raises(
+        InputError, match=r"cannot write .*last.safetensors: what was read back is not what was written"
+    ):
+        save_checkpoint(last, checkpoint(3), previous)
+    assert {path.name: path.read_bytes() for path in last.parent.iterdir()} == before
+
+
+@pytest.fixture
+def read_only():
+    """A folder that this process may read and not write, whoever runs the tests."""
+    folder = Path(tempfile.mkdtemp())
+    save_checkpoint(folder / "last.safetensors", checkpoint(1))
+    folder.chmod(0o555)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)  # nobody; root may write anywhere
+    yield folder
+    if root:
+        os.seteuid(0)
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_a_read_only_folder_is_told_and_left_alone(read_only):
+    last, previous = read_only / "last.safetensors", read_only / PREVIOUS
+    with pytest.raises(InputError, match=r"cannot write .*last.safetensors: Permission denied"):
+        save_checkpoint(last, checkpoint(2), previous)
+    with pytest.raises(InputError, match=r"cannot write to the folder .*: Permission denied; choose another --out"):
+        make_folder(read_only)
+    assert epoch_in(last) == 1
+    assert [path.name for path in read_only.iterdir()] == ["last.safetensors"]
+
+
+def test_a_checkpoint_that_may_not_be_read_is_no_damage(read_only):
+    if os.geteuid() != 0:
+        last = read_only / "last.safetensors"
+        os.seteuid(0) if os.getuid() == 0 else None
+        last.chmod(0)
+        os.seteuid(65534) if os.getuid() == 0 else None
+        with pytest.raises(InputError, match="Permission denied") as caught:
+            load_newest(last, read_only / PREVIOUS)
+        assert not isinstance(caught.value, DamagedError)
+
+
+def test_a_folder_that_cannot_be_flushed_is_no_failure(places, monkeypatch):
+    real = os.fsync
+
+    def fsync(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112 - a descriptor, not a path of ours
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save_checkpoint(places[0], checkpoint(1))
+    assert epoch_in(places[0]) == 1
+
+
+def test_what_is_flushed_and_when(places, monkeypatch):
+    """The file before its name changes, the folder after."""
+    last, previous = places
+    save_checkpoint(last, checkpoint(1), previous)
+    seen = []
+    real_fsync, real_replace = os.fsync, Path.replace
+
+    def fsync(descriptor):
+        seen.append(("fsync", os.readlink(f"/proc/self/fd/{descriptor}")))  # noqa: PTH115
+        real_fsync(descriptor)
+
+    def replace(path, target):
+        seen.append(("replace", str(target)))
+        return real_replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    save_checkpoint(last, checkpoint(2), previous)
+    assert seen == [
+        ("fsync", str(partial_of(last))),
+        ("replace", str(previous)),
+        ("replace", str(last)),
+        ("fsync", str(last.parent)),
+    ]
+
+
+def test_what_a_kill_leaves_of_the_first_file_does_not_take_the_folder(tiny, tmp_path):
+    for name in (".config.toml.partial", ".writable"):
+        out = tmp_path / name.strip(".")
+        out.mkdir()
+        (out / name).write_text("name = ")
+        train(tiny("epochs=1"), out=out)
+        assert not (out / name).exists()
+
+
+def test_partial_files_beside_others_are_left_alone(tmp_path):
+    (tmp_path / ".a.partial").write_text("another process is writing")
+    (tmp_path / "b").write_text("b")
+    files.make_folder(tmp_path)
+    assert (tmp_path / ".a.partial").exists()
+    write_text_whole(tmp_path / "a", "a")
+    assert not (tmp_path / ".a.partial").exists()
