@@ -22,6 +22,9 @@ from oracles import (
 )
 from widemargin import ApproximateEMR, ExactEMR, InputError, StochasticEMR
 from widemargin.jacobian import logit_jacobian, logit_jacobian_slowly
+from widemargin.linearize import stages
+from widemargin.linearize.record import Tape
+from widemargin.linearize.sweeps import adjoint_sweep
 from widemargin.regularizers.emr_stochastic import orthonormal_directions
 
 CASES = {
@@ -51,16 +54,14 @@ def check_against(model: nn.Module, penalty: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture
 def cotangent_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Records (M, B, K) of every input gradient taken; M is 1 for an unbatched one."""
+    """Records (M, B, K) of every sweep from the logits to the images."""
     shapes: list[tuple[int, ...]] = []
-    grad = torch.autograd.grad
 
-    def recording(outputs, inputs, grad_outputs=None, **options):  # type: ignore[no-untyped-def]
-        if isinstance(grad_outputs, Tensor) and grad_outputs.dim() >= 2:
-            shapes.append(tuple(grad_outputs.shape) if options.get("is_grads_batched") else (1, *grad_outputs.shape))
-        return grad(outputs, inputs, grad_outputs, **options)
+    def recording(tape: Tape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
+        shapes.append(tuple(cotangents.shape))
+        return adjoint_sweep(tape, cotangents)
 
-    monkeypatch.setattr(torch.autograd, "grad", recording)
+    monkeypatch.setattr(stages, "adjoint_sweep", recording)
     return shapes
 
 
@@ -163,10 +164,19 @@ def test_exact_in_chunks_under_autocast_differentiates_what_it_computed() -> Non
     model[1].register_forward_hook(lambda _module, _inputs, output: dtypes.append(output.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         penalty = ExactEMR(classes_at_once=2)(model, x).sum()
-    before = len(dtypes)
-    penalty.backward()
-    assert len(dtypes) == before + 3  # once for every chunk
-    assert set(dtypes) == {torch.bfloat16}
+    chunked = parameter_gradients(model, penalty)
+    assert dtypes == [torch.bfloat16]  # the forward pass is not repeated
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        whole = parameter_gradients(model, ExactEMR()(model, x).sum())
+    assert_all_close(chunked, whole, rtol=2e-2, atol=1e-3)
+
+
+def test_exact_keeps_no_adjoints_beyond_the_classes_at_once(cotangent_shapes: list[tuple[int, ...]]) -> None:
+    penalty = ExactEMR(classes_at_once=2)(relu_net(num_classes=5), images(3, 1, 3, 5))
+    forward = list(cotangent_shapes)
+    penalty.sum().backward()
+    assert forward == [(2, 3, 5), (2, 3, 5), (1, 3, 5)]
+    assert cotangent_shapes == forward * 2  # computed again, chunk by chunk
 
 
 # Approximate

@@ -7,6 +7,7 @@ import shlex
 
 import numpy as np
 import pytest
+import torch
 
 from widemargin.cli.main import run
 from widemargin.data import load
@@ -27,16 +28,10 @@ EVALUATIONS = {
 
 def fill(place):
     """What the commands need and do not make."""
-    import torch
-
     (place / "my data").mkdir(parents=True)
     data = load("mnist-embedded", "test", limit=20)
     images, labels = data.images.numpy(), data.labels.numpy()
-    parts = {
-        f"{part}_{name}": array
-        for part in ("train", "test")
-        for name, array in zip(("images", "labels"), (images, labels))
-    }
+    parts = {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
     np.savez(place / "my data" / "own.npz", **parts)
     model = MLPConfig(hidden=(8,)).build(image_shape=(1, 28, 28), num_classes=10, seed=0)
     torch.save(model.state_dict(), place / "net.pt")

@@ -175,7 +175,6 @@ def test_a_kill_between_any_two_system_calls_leaves_a_checkpoint_and_the_next_sa
             save_checkpoint(last, checkpoint(epoch), previous)
         with monkeypatch.context() as patch:
             if not links:
-                patch.setattr(os, "link", None)
                 patch.setattr(os, "link", _no_links)
             made = killed_after(patch, calls)
             try:

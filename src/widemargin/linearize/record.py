@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from widemargin.linearize.operators import Operator
 from widemargin.linearize.rules import Call, Layer, NotLinear, mapped, layer_of, tensors_in
 
 Function = Callable[..., Any]
@@ -62,7 +63,17 @@ def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor
     tape = _needed(Tape(recorder.entries, recorder.number[id(logits)]))
     if not any(_trains(entry.layer, curved=tape.curved) for entry in tape.entries):
         raise NotLinear("no parameter that is trained changes an input gradient")
+    if any(isinstance(entry.layer, Operator) for entry in tape.entries):
+        _check_transforms()
     return logits, tape
+
+
+def _check_transforms() -> None:
+    """Torch's function transforms refuse to run inside hooks on saved tensors (checkpointing, offloading)."""
+    try:
+        torch.func.vjp(torch.neg, torch.zeros(()))
+    except RuntimeError as error:
+        raise NotLinear(str(error)) from None
 
 
 def _trains(layer: Layer, *, curved: bool) -> bool:
