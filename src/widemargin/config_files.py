@@ -11,6 +11,8 @@ from widemargin.config import RunConfig, kinds
 from widemargin.errors import InputError
 from widemargin.plain import Table, from_table, to_table
 
+_LONGEST = 2**16  # bytes; ours have a few thousand
+
 
 def to_dict(config: RunConfig) -> Table:
     """The configuration as plain tables."""
@@ -44,7 +46,15 @@ def to_toml(config: RunConfig) -> str:
 def read_toml(path: Path) -> RunConfig:
     """Read a configuration file."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            content = stream.read(_LONGEST + 1)
+        if len(content) > _LONGEST:
+            raise InputError(
+                f"{path} is more than {_LONGEST} bytes, too long for a run configuration; is it another file?"
+            )
+        table = tomllib.loads(content.decode("utf-8"))
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:  # TOML's errors, those of UTF-8, and numbers of thousands of digits
         raise InputError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:

@@ -3,11 +3,15 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from widemargin.errors import InputError
+
+if sys.platform != "win32":
+    import fcntl
 
 _PROBE = ".writable"
 
@@ -70,6 +74,33 @@ def make_folder(path: Path) -> Path:
             f"cannot write to the folder {path}: {error.strerror or error}; choose another --out"
         ) from None
     return path
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder is this process's alone inside; a second one is refused. A kill lets go, and no file is left behind.
+
+    The lock is on the folder itself. Where the system or the file system has none, nobody is refused.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"another process works in {folder}; wait for it to end, or choose another --out") from None
+    except OSError as error:  # a file system that knows no locks
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.EINVAL):
+            raise
 
 
 def drop_cached(path: Path) -> None:

@@ -13,7 +13,7 @@ import widemargin
 ROOT = Path(widemargin.__file__).parent
 LEVELS = (
     ("data", "heads", "attacks", "margins", "regularizers"),
-    ("models", "objectives"),
+    ("models", "objectives", "engine"),
     ("config", "config_files"),
     ("checkpoints", "evaluation", "training"),
     ("recipes", "reports"),
@@ -91,7 +91,7 @@ def test_imports_point_downwards(name):
         ("regularizers", "objectives"),
         ("reports", "training"),
         ("evaluation", "training"),
-        ("models", "objectives"),
+        ("models", "objectives", "engine"),
     ],
 )
 def test_parts_that_must_not_know_each_other(part, never):

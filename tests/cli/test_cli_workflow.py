@@ -18,6 +18,7 @@ from widemargin.evaluation import load_target, measure_margins, percent, verdict
 from widemargin.recipes import Recipe
 from widemargin.reports.demo_picture import demo_figure
 from widemargin.training import run as run_module
+from widemargin.training import steps as steps_module
 from widemargin.training.step import train_step
 
 
@@ -51,12 +52,12 @@ def test_train_writes_the_run_and_says_what_comes_next(command, recipe, tmp_path
 def test_the_same_command_goes_on_after_an_interrupt(command, recipe, trained, tmp_path, monkeypatch):
     calls = iter(range(1, 100))
 
-    def interrupted(*args):
+    def interrupted(*args, **options):
         if next(calls) == 7:
             raise KeyboardInterrupt
-        return train_step(*args)
+        return train_step(*args, **options)
 
-    monkeypatch.setattr(run_module, "train_step", interrupted)
+    monkeypatch.setattr(steps_module, "train_step", interrupted)
     answer = command("train", recipe, "--out", tmp_path)
     assert answer.code == 130
     assert "interrupted; a training run goes on from its last checkpoint" in answer.err
@@ -69,11 +70,11 @@ def test_the_same_command_goes_on_after_an_interrupt(command, recipe, trained, t
 def test_max_time_stops_with_a_checkpoint_and_the_same_command_goes_on(command, recipe, trained, tmp_path, monkeypatch):
     now = [0.0]
 
-    def minutes(*args):
+    def minutes(*args, **options):
         now[0] += 60
-        return train_step(*args)
+        return train_step(*args, **options)
 
-    monkeypatch.setattr(run_module, "train_step", minutes)
+    monkeypatch.setattr(steps_module, "train_step", minutes)
     monkeypatch.setattr(run_module.time, "monotonic", lambda: now[0])
     answer = command("train", recipe, "--out", tmp_path, "--max-time", "3m")
     monkeypatch.undo()

@@ -169,7 +169,8 @@ def test_alarms_are_printed(answer, folder, monkeypatch, tmp_path):
 
 def test_notes_are_printed(answer, monkeypatch, tmp_path, very_short):
     x, y = pictures(3, 6)
-    np.savez(tmp_path / "three.npz", images=(x * 255).round().to(torch.uint8).numpy(), labels=y.numpy())
+    images = (x * 255).round().to(torch.uint8).numpy()
+    np.savez(tmp_path / "three.npz", test_images=images, test_labels=y.numpy())
     (tmp_path / "three_nets.py").write_text(
         "from torch import nn\ndef factory():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
     )

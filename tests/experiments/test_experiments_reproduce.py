@@ -5,6 +5,7 @@ import pytest
 from widemargin.cli.main import run
 from widemargin.recipes.tables import all_tables
 from widemargin.training import run as run_module
+from widemargin.training import steps as steps_module
 
 ROWS = {"table1": 16, "table2": 14, "table3": 14, "table4": 4, "approximation": 8, "resnet18": 6}
 
@@ -48,14 +49,14 @@ class TestGoingOn:
     def test_after_an_interruption_done_rows_are_skipped_and_the_rest_is_the_same(self, tmp_path, monkeypatch, capsys):
         whole, cut = tmp_path / "whole", tmp_path / "cut"
         assert run([*self.COMMAND, "--out", str(whole)]) == 0
-        real, steps = run_module.train_step, iter(range(100))
+        real, steps = steps_module.train_step, iter(range(100))
 
-        def interrupted(*args):
+        def interrupted(*args, **options):
             if next(steps) == 6:  # four steps a row: in the second row
                 raise KeyboardInterrupt
-            return real(*args)
+            return real(*args, **options)
 
-        monkeypatch.setattr(run_module, "train_step", interrupted)
+        monkeypatch.setattr(steps_module, "train_step", interrupted)
         assert run([*self.COMMAND, "--out", str(cut)]) == 130
         monkeypatch.undo()
         capsys.readouterr()

@@ -41,7 +41,7 @@ def _number(edit: Edit, whole: bytes, at: int, others: Sequence[bytes]) -> bytes
 
 def _splice(edit: Edit, whole: bytes, at: int, others: Sequence[bytes]) -> bytes:
     other = others[edit.size % len(others)]
-    return whole[:at] + other[min(at, len(other)) :]
+    return whole[:at] + other[at + len(edit.content) :]
 
 
 KINDS: dict[str, Callable[[Edit, bytes, int, Sequence[bytes]], bytes]] = {

@@ -47,6 +47,8 @@ class Reader:
     name: str
     read: Callable[[Path], object]
     pack: Callable[[bytes], bytes] = field(default=_as_it_is)
+    sealed: bool = False
+    """Whether any change at all must be seen."""
 
 
 @cache
@@ -240,7 +242,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         ),
         "image folder": Reader(pictures + squeezed, "1.png", _image_folder),
         "run configuration": Reader(recipes, "a.toml", read_toml),
-        "checkpoint": Reader((ours,), "a.safetensors", _restored),
+        "checkpoint": Reader((ours,), "a.safetensors", _restored, sealed=True),
         "checkpoint, checksum made to fit": Reader((ours,), "a.safetensors", _restored, sealed_again),
         "public .pt": Reader((theirs, public(folder, state)), "a.pt", _judgeable),
         "public .pt, pickle inside": Reader((pickle_in(theirs),), "a.pt", _judgeable, repickled(theirs)),

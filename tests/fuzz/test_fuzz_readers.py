@@ -6,6 +6,7 @@ A few hundred inputs in the normal run, the same ones every time; tens of thousa
 import warnings
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutations import EDITS, mutated
 from readers import Reader, readers
+from structures import structures
 
 from widemargin.errors import InputError
 
@@ -38,6 +40,7 @@ NAMES = (
     "public .pt, old form",
     "public .safetensors",
 )
+STRANGE = tuple(structures(Path()))
 QUICK, LONG = 20, 1000
 
 
@@ -54,14 +57,13 @@ def tally(request):
     given_to, read_by = Counter(), Counter()
     yield given_to, read_by
     if sum(given_to.values()) > LONG:
-        show = request.config.pluginmanager.getplugin("terminalreporter").write_line
-        show("")
-        for name, count in given_to.items():
-            show(f"{name:34} {count:6} inputs, {read_by[name]:5} read, {count - read_by[name]:6} refused")
-        show(f"{'all':34} {given_to.total():6} inputs, {read_by.total():5} read")
+        lines = [f"{name:34} {count:6} inputs, {read_by[name]:5} read" for name, count in given_to.items()]
+        lines.append(f"{'all':34} {given_to.total():6} inputs, {read_by.total():5} read")
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print("\n" + "\n".join(lines))
 
 
-def fuzz(reader: Reader, name: str, folder: Path, tally, *, examples: int, again: bool) -> None:
+def fuzz(reader: Reader, contents, tally, *, name: str, folder: Path, examples: int, again: bool) -> None:
     path = folder / reader.name
 
     @settings(
@@ -71,17 +73,24 @@ def fuzz(reader: Reader, name: str, folder: Path, tally, *, examples: int, again
         derandomize=again,
         suppress_health_check=list(HealthCheck),
     )
-    @given(which=st.sampled_from(range(len(reader.files))), edits=EDITS)
-    def attempt(which, edits):
-        path.write_bytes(reader.pack(mutated(reader.files[which], edits, reader.files)))
+    @given(content=contents)
+    def attempt(content):
+        path.write_bytes(content)
         tally[0][name] += 1
         with suppress(InputError):
             reader.read(path)
             tally[1][name] += 1
+            assert not reader.sealed or content in reader.files, "a change was not seen"
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Pillow and pickletools, about what is odd in a file
         attempt()
+
+
+def mutations_of(reader: Reader) -> st.SearchStrategy[bytes]:
+    return st.builds(
+        lambda whole, edits: reader.pack(mutated(whole, edits, reader.files)), st.sampled_from(reader.files), EDITS
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,11 +103,27 @@ def test_the_real_files_are_read(name, made, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_mutated_files(name, made, tmp_path, tally):
-    fuzz(made[name], name, tmp_path, tally, examples=QUICK, again=True)
+    reader = made[name]
+    fuzz(reader, mutations_of(reader), tally, name=name, folder=tmp_path, examples=QUICK, again=True)
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_strange_files(name, made, tmp_path, tally):
+    reader, make = structures(tmp_path)[name]
+    fuzz(replace(made[reader], sealed=False), make(), tally, name=name, folder=tmp_path, examples=QUICK, again=True)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_mutated_files_for_long(name, made, tmp_path, tally):
-    fuzz(made[name], name, tmp_path, tally, examples=LONG, again=False)
+    reader = made[name]
+    fuzz(reader, mutations_of(reader), tally, name=name, folder=tmp_path, examples=LONG, again=False)
+    assert tally[0][name] >= LONG
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", STRANGE)
+def test_strange_files_for_long(name, made, tmp_path, tally):
+    reader, make = structures(tmp_path)[name]
+    fuzz(replace(made[reader], sealed=False), make(), tally, name=name, folder=tmp_path, examples=LONG, again=False)
     assert tally[0][name] >= LONG

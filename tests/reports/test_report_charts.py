@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from widemargin.reports.changes import changes, lead_to, toml_value
@@ -23,6 +23,9 @@ numbers = st.floats(-1e6, 1e6)
 
 
 @given(st.lists(numbers, min_size=1), st.booleans())
+@example([0.0, 5e-324], False)
+@example([-1e-308, 1e-308], True)
+@example([1e-200, 1.5e-200], False)
 def test_ticks_cover_the_data_and_are_few(values, zero):
     low, high = span(values, zero=zero)
     marked = [tick.value for tick in ticks(low, high)]

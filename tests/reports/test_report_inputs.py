@@ -1,5 +1,6 @@
 """What a report reads: partial files work, wrong ones are refused in one line, names are unique."""
 
+import gc
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from report_folders import write_evaluation, write_gallery, write_result, write_run, write_sweep
 
 from widemargin import InputError
+from widemargin.reports.inputs.gallery_file import read_gallery
 from widemargin.reports.inputs.labels import unique
 from widemargin.reports.inputs.search import search
 from widemargin.reports.page.breakdown import breakdowns
@@ -78,6 +80,23 @@ def test_bad_configuration(tmp_path):
     write_run(tmp_path / "run", epochs=1)
     (tmp_path / "run" / "config.toml").write_text("name = ")
     assert "config.toml is not valid TOML" in refused(tmp_path)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"no array at all", b"\x93NUMPY\x01"])
+def test_a_gallery_that_is_no_npz_file_is_refused_and_closed(tmp_path, content):
+    path = tmp_path / "gallery.npz"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"gallery.npz is not a readable .npz file"):
+        read_gallery(path)
+    gc.collect()  # a file left open would say so now
+
+
+def test_a_gallery_of_one_array_is_refused(tmp_path):
+    with (tmp_path / "gallery.npz").open("wb") as stream:
+        np.save(stream, np.zeros(3))
+    with pytest.raises(InputError, match=r"gallery.npz is not a readable .npz file"):
+        read_gallery(tmp_path / "gallery.npz")
 
 
 def test_a_bad_gallery(tmp_path):

@@ -5,6 +5,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -374,6 +376,22 @@ def test_what_a_kill_leaves_of_the_first_file_does_not_take_the_folder(tiny, tmp
         (out / name).write_text("name = ")
         train(tiny("epochs=1"), out=out)
         assert not (out / name).exists()
+
+
+def test_a_folder_is_held_by_one_process_at_a_time_and_let_go_by_a_kill(tmp_path):
+    program = "import sys; from pathlib import Path; from widemargin.files import held\n"
+    program += "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "held\n"
+    with pytest.raises(InputError, match=r"another process works in .*; wait for it to end, or choose another --out"):
+        files.held(tmp_path).__enter__()
+    child.kill()
+    child.communicate()
+    with files.held(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_partial_files_beside_others_are_left_alone(tmp_path):

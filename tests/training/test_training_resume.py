@@ -12,6 +12,7 @@ from widemargin import InputError
 from widemargin.checkpoints import load_checkpoint
 from widemargin.errors import WidemarginWarning
 from widemargin.training import run as run_module
+from widemargin.training import steps as steps_module
 from widemargin.training import train
 from widemargin.training.step import train_step
 
@@ -46,24 +47,24 @@ def interrupt_at(monkeypatch, step):
     """KeyboardInterrupt in the middle of the given step (counted from 1) of this call."""
     calls = iter(range(1, 1000))
 
-    def interrupted(*args):
-        values = train_step(*args)
+    def interrupted(*args, **options):
+        values = train_step(*args, **options)
         if next(calls) == step:
             raise KeyboardInterrupt
         return values
 
-    monkeypatch.setattr(run_module, "train_step", interrupted)
+    monkeypatch.setattr(steps_module, "train_step", interrupted)
 
 
 def clock_of_steps(monkeypatch):
     """A clock that shows the number of steps done, so that max_seconds=5 means five steps."""
     now = [0]
 
-    def counted(*args):
+    def counted(*args, **options):
         now[0] += 1
-        return train_step(*args)
+        return train_step(*args, **options)
 
-    monkeypatch.setattr(run_module, "train_step", counted)
+    monkeypatch.setattr(steps_module, "train_step", counted)
     monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
 
@@ -273,6 +274,15 @@ def test_a_checkpoint_of_another_format_is_no_damage(tiny, tmp_path):
     with pytest.raises(InputError, match="has the format 'widemargin-checkpoint-9'; this version reads"):
         train(config, out=tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_checkpoint_of_another_method_is_refused(tiny, tmp_path):
+    train(tiny("epochs=1"), out=tmp_path / "plain")
+    config = tiny("epochs=2", "averaging={decay=0.9}")
+    train(config, out=tmp_path / "run")
+    (tmp_path / "run" / "last.safetensors").write_bytes((tmp_path / "plain" / "last.safetensors").read_bytes())
+    with pytest.raises(InputError, match=r"last.safetensors does not fit this run: .* a checkpoint of another run\?"):
+        train(config, out=tmp_path / "run")
 
 
 def test_a_checkpoint_of_another_model_is_refused(tiny, tmp_path):

@@ -20,6 +20,9 @@ DataDir = Annotated[
     typer.Option(help="Folder with the data files; default $WIDEMARGIN_DATA, else a cache folder.", show_default=False),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="auto (fast on a GPU), eager (the float32 reference) or fast.")
+]
 Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

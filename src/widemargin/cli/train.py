@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from widemargin.cli.arguments import DataDir, Device, seconds
+from widemargin.cli.arguments import DataDir, Device, EngineOption, seconds
 from widemargin.config_files import with_overrides
 from widemargin.recipes import find_recipe
 from widemargin.training import RunResult
@@ -29,12 +29,15 @@ def train(
     ] = None,
     data_dir: DataDir = None,
     device: Device = "auto",
+    engine: EngineOption = "auto",
 ) -> None:
     """Train a recipe: progress on the screen, config, metrics and checkpoints in the run folder."""
     config = with_overrides(find_recipe(recipe).config, settings or [])
     limit = seconds("--max-time", max_time)
     console = Console(stderr=True)
-    result = train_run(config, out=out, data_dir=data_dir, device=device, max_seconds=limit, console=console)
+    result = train_run(
+        config, out=out, data_dir=data_dir, device=device, max_seconds=limit, console=console, engine=engine
+    )
     console.print(_closing(result, config.epochs), highlight=False, soft_wrap=True)
 
 

@@ -49,7 +49,8 @@ class Convolution:
         convolve: Any = (torch.conv1d, torch.conv2d, torch.conv3d)[spatial - 1]
         weight = self.weight.to(self.dtype)
         out: Tensor = convolve(t.flatten(0, 1).to(self.dtype), weight, None, stride, padding, dilation, groups)
-        return out.unflatten(0, t.shape[:2])
+        unfolded: Tensor = out.unflatten(0, t.shape[:2])
+        return unfolded
 
     def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
         """d <a, W t> / dW: the same kernel as an ordinary weight gradient."""
@@ -76,9 +77,7 @@ class Convolution:
         weight = self.weight.to(self.dtype)
         none = [0] * len(stride)
         biases = [len(weight)]
-        return _convolution_backward(
-            a, x, weight, biases, stride, padding, dilation, False, none, groups, list(wanted)
-        )
+        return _convolution_backward(a, x, weight, biases, stride, padding, dilation, False, none, groups, list(wanted))
 
     def _unread(self, batch: int) -> Tensor:
         """Stands for the input where the kernel asks for its shape alone."""

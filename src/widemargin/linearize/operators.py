@@ -4,42 +4,18 @@ Most are linear (pooling, reshaping, padding) and cheap. The curved ones (smooth
 activations, normalizations) bend the tangent with the activations: their curvature starts the plain reverse pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from widemargin.linearize.known import Kind
 from widemargin.linearize.layers import Gradients, Vectors
 
-Kind = Literal["linear", "piecewise", "curved"]
-
-LINEAR = """
-    add sub rsub neg positive mean sum flatten unflatten view reshape permute transpose swapaxes movedim unsqueeze
-    squeeze contiguous clone to float double bfloat16 type_as avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
-    adaptive_avg_pool2d adaptive_avg_pool3d pad cat concat stack getitem expand view_as reshape_as flip roll
-    pixel_shuffle pixel_unshuffle
-""".split()
-PIECEWISE = "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d abs maximum minimum".split()
-CURVED = """
-    sigmoid tanh silu gelu softplus elu celu selu mish hardswish logsigmoid exp square sqrt rsqrt softmax normalize
-    layer_norm group_norm
-""".split()
-PRODUCTS = "mul multiply div divide truediv".split()
-
-
-def kind_of(name: str, *, slots: list[int]) -> Kind | None:
-    """How an operator depends on its inputs, or None for one we do not know.
-
-    ``slots`` are the positions of the inputs that depend on the images.
-    """
-    if name in PRODUCTS:
-        over = name in ("div", "divide", "truediv") and slots != [0]
-        return "curved" if len(slots) > 1 or over else "linear"
-    table: dict[str, Kind] = {"rtruediv": "curved", "rmul": "linear", "radd": "linear", "rdiv": "curved"}
-    table |= dict.fromkeys(LINEAR, "linear") | dict.fromkeys(PIECEWISE, "piecewise") | dict.fromkeys(CURVED, "curved")
-    return table.get(name)
+_TRANSFORMS = torch.enable_grad()
+"""No graph is made; but torch's batched group norm of bfloat16 fails where gradients are off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +64,18 @@ class Operator:
 
     @property
     def _values(self) -> list[Tensor]:
-        return [value if isinstance(value, Tensor) else value.unread() for value in self.inputs]
+        return [value.detach() if isinstance(value, Tensor) else value.unread() for value in self.inputs]
 
     def _of_slots(self, *slots: Tensor) -> Tensor:
         return self._apply(*slots, *self._values[self._slots :])
 
+    @_TRANSFORMS
     def adjoint(self, a: Tensor) -> Vectors:
         """Torch's own reverse derivative."""
-        _, pull = torch.func.vjp(self._of_slots, *self._values[: self._slots])
+        pull = _pullback(self._of_slots, self._values[: self._slots])
         return list(_for_each(pull, a))
 
+    @_TRANSFORMS
     def tangent(self, tangents: Vectors) -> Tensor:
         """Torch's own forward derivative."""
         slots = self._values[: self._slots]
@@ -119,10 +97,10 @@ class Operator:
         """d <a, tangent> / d activations."""
         return list(self._second(tangents, a)[: self._slots])
 
+    @_TRANSFORMS
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
         """The ordinary backward pass."""
-        _, pull = torch.func.vjp(self._apply, *self._values)
-        gradients = pull(b)
+        gradients = _pullback(self._apply, self._values)(b)
         return list(gradients[: self._slots]), dict(zip(self.names, gradients[self._slots :], strict=True))
 
     def forget(self) -> "Operator":
@@ -131,17 +109,15 @@ class Operator:
             return self
         return replace(self, inputs=[Layout.of(value) for value in self._values])
 
+    @_TRANSFORMS
     def _second(self, tangents: Vectors, a: Tensor) -> tuple[Tensor, ...]:
-        vectors = self._filled(tangents)
+        """d <a, tangent> / d inputs, as d <adjoint, t>: torch's reverse over forward is wrong for layer norm."""
 
         def along(*inputs: Tensor) -> Tensor:
             slots, parameters = inputs[: self._slots], inputs[self._slots :]
-
-            def push(*each: Tensor) -> Tensor:
-                result: Tensor = torch.func.jvp(lambda *s: self._apply(*s, *parameters), tuple(slots), each)[1]
-                return result
-
-            return (_for_each(push, *vectors) * a).sum()
+            pull = _pullback(lambda *values: self._apply(*values, *parameters), slots)
+            pairs = zip(_for_each(pull, a), tangents, strict=True)
+            return torch.stack([(back * t).sum() for back, t in pairs if t is not None]).sum()
 
         gradients: tuple[Tensor, ...] = torch.func.grad(along, argnums=tuple(range(len(self.inputs))))(*self._values)
         return gradients
@@ -153,6 +129,11 @@ class Operator:
             torch.zeros_like(value).expand(count, *value.shape) if t is None else t
             for value, t in zip(slots, tangents, strict=True)
         ]
+
+
+def _pullback(function: Callable[..., Tensor], values: Sequence[Tensor]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    pull: Callable[[Tensor], tuple[Tensor, ...]] = torch.func.vjp(function, *values)[1]
+    return pull
 
 
 def _for_each(function: Callable[..., Any], *vectors: Tensor) -> Any:

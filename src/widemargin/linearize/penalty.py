@@ -1,8 +1,8 @@
 """Squared input gradients without double backward: P_i = sum_m ||J_i^T c_mi||^2 and its gradient by the weights.
 
-dP_i = 2 sum_m d<c_mi, J_i v_mi> at v = g = J^T c held fixed, whatever the model. So the forward pass of the penalty is a
-forward and an adjoint sweep, its backward pass a tangent sweep with one weight gradient per layer: four forwards' worth
-of work for piecewise linear networks where double backward takes six, and no graph of a graph.
+dP_i = 2 sum_m d<c_mi, J_i v_mi> at v = g = J^T c held fixed, whatever the model. So the forward pass of the penalty is
+a forward and an adjoint sweep, its backward pass a tangent sweep with one weight gradient per layer: four forwards'
+worth of work for piecewise linear networks where double backward takes six, and no graph of a graph.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def squared_products(
     at_once: int = 16,
     constant: bool = True,
 ) -> Tensor:
-    """(B,), differentiable in ``parameters``, which the stages know by these names.
+    """(B,), differentiable in ``parameters``, which the stages know by these names; x and they must not change.
 
     ``constant`` says that the cotangents count as constants though they may be computed from the logits. Up to
     ``at_once`` of them the adjoints of all are kept; beyond, they are computed again in chunks of that size.
@@ -52,30 +52,33 @@ class _SquaredProducts(torch.autograd.Function):
         constant: bool,
         *parameters: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(*parameters)  # a weight that is changed before backward() raises
+        ctx.save_for_backward(x, *parameters)  # one of them changed before backward() raises
         ctx.stages, ctx.names = stages, names
         logits, ctx.tape = stages.record(x, keep_activations=not constant)
         ctx.logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         ctx.cotangents = None if constant else cotangents
         vectors = cotangents(ctx.logits).to(logits.dtype)
+        whole = len(vectors) <= at_once or not constant
         total = torch.zeros(len(x), dtype=ctx.logits.dtype, device=x.device)
         ctx.chunks = []
-        for chunk in vectors.split(at_once):
+        for chunk in [vectors] if whole else vectors.split(at_once):
             with torch.autocast(x.device.type, enabled=False):
                 g, adjoints = stages.adjoints(ctx.tape, chunk)
             total = total + squared_lengths(g)
-            ctx.chunks.append((chunk, g, adjoints) if len(vectors) <= at_once else (chunk, None, None))
+            ctx.chunks.append((chunk, g, adjoints) if whole else (chunk, None, None))
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
-        parameters = ctx.saved_tensors
+        _, *parameters = ctx.saved_tensors
         gradients: Gradients = {}
         with torch.autocast(weights.device.type, enabled=False):
             for chunk, kept, adjoints in ctx.chunks:
                 g, adjoints = (kept, adjoints) if kept is not None else ctx.stages.adjoints(ctx.tape, chunk)
                 add_gradients(gradients, _weight_gradients(ctx, g, adjoints, weights))
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            del ctx.tape, ctx.chunks, ctx.logits  # as torch frees what it saved
         found = [
             gradients[name].to(parameter.dtype) if name in gradients else None
             for name, parameter in zip(ctx.names, parameters, strict=True)
@@ -86,15 +89,24 @@ class _SquaredProducts(torch.autograd.Function):
 def _weight_gradients(ctx: Any, g: Tensor, adjoints: list[Tensor], weights: Tensor) -> Gradients:
     """The gradients of sum_i weights_i P_i, P of one chunk of cotangents."""
     v = g * (2 * weights).to(g.dtype).view(1, -1, *[1] * (g.dim() - 2))
+    gradients: Gradients
     pushed, gradients, bends = ctx.stages.tangents(ctx.tape, adjoints, v)
     if ctx.cotangents is not None:
-        _, pull = torch.func.vjp(ctx.cotangents, ctx.logits)
-        (bend,) = pull(pushed.to(ctx.logits.dtype))
+        bend = _through_cotangents(ctx.cotangents, ctx.logits, pushed)
         output = ctx.stages.output(ctx.tape)
-        bends = bends | {output: (bends[output] + bend if output in bends else bend).to(pushed.dtype)}
+        bends = bends | {output: bends[output] + bend if output in bends else bend}
     if bends:
         add_gradients(gradients, ctx.stages.reverse(ctx.tape, bends))
     return gradients
+
+
+def _through_cotangents(cotangents: Cotangents, logits: Tensor, pushed: Tensor) -> Tensor:
+    """(B, K): d <c(z), J v> / dz at J v held fixed."""
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_(True)
+        vectors = cotangents(leaf)
+    (bend,) = torch.autograd.grad(vectors, leaf, pushed.to(vectors.dtype))
+    return bend.to(pushed.dtype)
 
 
 def squared_lengths(g: Tensor) -> Tensor:

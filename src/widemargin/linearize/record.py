@@ -1,12 +1,12 @@
 """Run a model's own forward once and write down what it did: a tape of layers that can be swept in both directions.
 
 Whatever the tape cannot account for (a custom autograd function, a weight computed from parameters, an operator it does
-not know, a tensor from nowhere) raises :class:`NotLinear`, and the caller falls back to double backward. Nothing is
-guessed. Operators that work in place run out of place here; the tensor they would have changed is replaced wherever it
-is used again.
+not know, a tensor from nowhere, what ``no_grad`` hides) raises :class:`NotLinear`, and the caller falls back to double
+backward. Nothing is guessed. Operators that work in place run out of place here; the tensor they would have changed is
+replaced wherever it is used again.
 """
 
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from widemargin.linearize.known import NAMES, OUT_OF_PLACE, Function
+from widemargin.linearize.nests import mapped, tensors_in
 from widemargin.linearize.operators import Operator
-from widemargin.linearize.rules import Call, Layer, NotLinear, mapped, layer_of, tensors_in
+from widemargin.linearize.rules import Call, Layer, NotLinear, layer_of
 
-Function = Callable[..., Any]
-MAY_ALIAS = frozenset(
-    """view reshape flatten unflatten permute transpose swapaxes movedim unsqueeze squeeze contiguous to float double
-    bfloat16 expand getitem view_as reshape_as type_as dropout""".split()
-)
+_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__get__
 
 
 @dataclass(frozen=True)
@@ -55,17 +53,24 @@ def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor
 
     ``trained`` are the names of the parameters whose gradients will be asked for.
     """
+    _check_hooks(model)
     recorder = _Recorder(model, x, trained)
-    with torch.compiler.set_stance("force_eager"), torch.enable_grad(), recorder:
-        logits = recorder.now(model(recorder.images))
-    if not isinstance(logits, Tensor) or id(logits) not in recorder.number:
-        raise NotLinear("the logits do not come from the images by operators it knows")
-    tape = _needed(Tape(recorder.entries, recorder.number[id(logits)]))
-    if not any(_trains(entry.layer, curved=tape.curved) for entry in tape.entries):
-        raise NotLinear("no parameter that is trained changes an input gradient")
+    try:
+        with torch.compiler.set_stance("force_eager"), torch.enable_grad(), recorder:
+            logits = recorder.now(model(recorder.images))
+    except (RuntimeError, AssertionError) as error:  # such as a hook on an activation: here it has no graph
+        raise NotLinear(f"the forward pass: {error}") from None
+    tape = _needed(Tape(recorder.entries, recorder.finish(logits)))
+    _check_trains(tape)
     if any(isinstance(entry.layer, Operator) for entry in tape.entries):
         _check_transforms()
     return logits, tape
+
+
+def _check_hooks(model: nn.Module) -> None:
+    """Hooks on a module's backward pass may change gradients; no such pass is run here."""
+    if any(module._backward_hooks or module._backward_pre_hooks for module in model.modules()):
+        raise NotLinear("hooks on the backward pass")
 
 
 def _check_transforms() -> None:
@@ -76,9 +81,11 @@ def _check_transforms() -> None:
         raise NotLinear(str(error)) from None
 
 
-def _trains(layer: Layer, *, curved: bool) -> bool:
-    names = [getattr(layer, "weight_name", None), *getattr(layer, "names", [])]
-    return any(names) or (curved and getattr(layer, "bias_name", None) is not None)
+def _check_trains(tape: Tape) -> None:
+    """A penalty that trains nothing is refused, in the words of the other way."""
+    names = ["weight_name", "names", *["bias_name"] * tape.curved]  # a bias acts by moving activations along a curve
+    if not any(getattr(entry.layer, name, None) for entry in tape.entries for name in names):
+        raise NotLinear("no parameter that is trained changes an input gradient")
 
 
 def _needed(tape: Tape) -> Tape:
@@ -92,61 +99,110 @@ def _needed(tape: Tape) -> Tape:
 
 
 class _Recorder(TorchFunctionMode):
+    """Sees every call of a torch operator. Tensors are known by their id, so all that are known are kept alive.
+
+    ``number``: those that depend on the images. ``parameters``: those that are trained. ``constants``: the rest that
+    may be used. A tensor that is none of these came about in a way that was not seen, and may not be used.
+    """
+
     def __init__(self, model: nn.Module, x: Tensor, trained: frozenset[str]) -> None:
         super().__init__()
         self.images = x.detach()
         self.entries: list[Entry] = []
+        named = dict(model.named_parameters())
         self.number: dict[int, int] = {id(self.images): 0}
-        self.parameters = {id(p): name for name, p in model.named_parameters() if name in trained}
-        frozen = [p for name, p in model.named_parameters() if name not in trained]
-        self.constants = {id(tensor) for tensor in [*model.buffers(), *frozen]}
+        self.parameters = {id(p): name for name, p in named.items() if name in trained}
+        self.weights = {id(p) for p in named.values()}
+        self.constants = {id(tensor) for tensor in [*model.buffers(), *named.values()]} - self.parameters.keys()
         self.replaced: dict[int, Tensor] = {}
         self.aliased: set[int] = {id(self.images)}
-        self.alive: list[Any] = [self.images]  # the id of a freed tensor could come back
+        self.alive: list[Any] = [self.images, *named.values(), *model.buffers()]
+        self.versions = [(self.images, _version(self.images))]
 
     def now(self, value: Any) -> Any:
         """The same arguments with every tensor that was changed in place replaced."""
         return mapped(value, lambda tensor: self.replaced.get(id(tensor), tensor)) if self.replaced else value
 
+    def finish(self, logits: Any) -> int:
+        """The number of the logits; nothing on the tape was changed behind its back."""
+        if not isinstance(logits, Tensor) or id(logits) not in self.number:
+            raise NotLinear("the logits do not come from the images by operators it knows")
+        if any(_version(tensor) != version for tensor, version in self.versions):
+            raise NotLinear("an activation or a parameter was changed in place")
+        return self.number[id(logits)]
+
     def __torch_function__(
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
-        given = args
+        given = tensors_in(args)
         args, options = self.now((args, kwargs or {}))
         tensors = tensors_in((args, options))
-        name = getattr(func, "__name__", str(func))
-        tracked = [tensor for tensor in tensors if id(tensor) in self.number]
-        if not tracked or not torch.is_grad_enabled() or name == "detach":
-            return self._constant(func, args, options, tensors)
-        name, in_place, function, options = _out_of_place(name, func, options)
-        with torch.no_grad():
-            result = function(*args, **options)
-            outputs = tensors_in(result)
-            if not outputs and name not in ("setitem", "set"):
-                return result  # a shape, a type, a flag
-            if outputs and not any(output.is_floating_point() for output in outputs):
-                self._known(outputs)
-                return result
-            self._check(name, tensors, result, in_place)
-            call = Call(name, function, args, options, self._depends, self._parameter, result)
-            self._enter(call, tracked, layer_of(call))
-        if in_place:
-            self._replace(given[0], args[0], result)
+        if not any(map(self._depends, tensors)) or not torch.is_grad_enabled():
+            return self._aside(func, args, options, tensors)
+        if func == _REQUIRES_GRAD and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+            return True  # as in a pass with a graph: the model may go on to put a hook there
+        if func in OUT_OF_PLACE or options.get("inplace", False):
+            return self._changed(func, args, options, given)
+        _refuse_effects(func, options)
+        if func in NAMES:
+            return self._recorded(func, args, options)
+        return self._aside(func, args, options, tensors)
+
+    def _aside(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
+        """Not for the tape. Its result may be used there if it is a constant: made of such, or no real numbers.
+
+        Without gradients nothing is sure: the forward of a custom autograd function runs so.
+        """
+        constant = torch.is_grad_enabled() and all(id(tensor) in self.constants for tensor in tensors)
+        result = func(*args, **options)
+        self._know([output for output in tensors_in(result) if constant or not output.is_floating_point()])
         return result
 
-    def _constant(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
-        """What has no derivative by the images: computed, and known if all it was made from is."""
+    def _changed(self, func: Function, args: Any, options: Any, given: list[Tensor]) -> Tensor:
+        """An operator that works in place runs out of place; its result stands for the tensor from now on."""
+        options = {key: value for key, value in options.items() if key != "inplace"}
+        old: Any = args[0] if args else None
+        if not self._depends(old) or id(old) in self.aliased:
+            raise NotLinear("an operator in place on a tensor that others may see")
+        new = self._recorded(OUT_OF_PLACE.get(func, func), args, options)
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise NotLinear("an operator in place that changes shape or type")
+        self.alive.append(given[0])
+        same = [key for key, tensor in self.replaced.items() if tensor is old]
+        self.replaced |= dict.fromkeys([id(given[0]), id(old), *same], new)
+        return new
+
+    def _recorded(self, func: Function, args: Any, options: Any) -> Tensor:
+        tensors = tensors_in((args, options))
+        name = NAMES.get(func, "")
+        if not name or not all(map(self._is_known, tensors)):
+            raise NotLinear(f"{name or func} of a tensor computed from parameters, or from outside the model")
+        call = Call(name, func, args, options, self._depends, self._parameter, self._kept)
         with torch.no_grad():
-            result = func(*args, **options)
-        if all(id(tensor) in self.constants or id(tensor) in self.number for tensor in tensors):
-            self._known(tensors_in(result))
+            layer = layer_of(call)
+            result = call.result
+        if not any(result is tensor for tensor in tensors):
+            self._enter(result, [tensor for tensor in tensors if self._depends(tensor)], layer)
+        self.versions += [(tensor, _version(tensor)) for tensor in tensors if id(tensor) in self.weights]
         return result
 
-    def _known(self, outputs: list[Tensor]) -> None:
-        new = [output for output in outputs if id(output) not in self.number]
+    def _enter(self, result: Tensor, inputs: list[Tensor], layer: Layer) -> None:
+        number = len(self.entries) + 1
+        self.entries.append(Entry(tuple(self.number[id(tensor)] for tensor in inputs), number, layer))
+        self.number[id(result)] = number
+        self.alive.append(result)
+        self.versions.append((result, _version(result)))
+        if result._is_view():
+            self.aliased |= {id(result), *map(id, inputs)}
+
+    def _know(self, constants: list[Tensor]) -> None:
+        new = [tensor for tensor in constants if not self._is_known(tensor)]
         self.alive += new
-        self.constants |= {id(output) for output in new}
+        self.constants |= set(map(id, new))
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return any(id(tensor) in known for known in (self.number, self.constants, self.parameters))
 
     def _depends(self, tensor: Any) -> bool:
         return id(tensor) in self.number
@@ -154,43 +210,18 @@ class _Recorder(TorchFunctionMode):
     def _parameter(self, tensor: Any) -> str | None:
         return self.parameters.get(id(tensor))
 
-    def _check(self, name: str, tensors: list[Tensor], result: Any, in_place: bool) -> None:
-        for tensor in tensors:
-            if not (id(tensor) in self.number or id(tensor) in self.constants or id(tensor) in self.parameters):
-                raise NotLinear(f"{name} uses a tensor computed from parameters, or from outside the model")
-        if not isinstance(result, Tensor):
-            raise NotLinear(f"no rule for {name}")
-        if in_place and (id(tensors[0]) in self.aliased or id(tensors[0]) not in self.number):
-            raise NotLinear(f"{name} in place on a tensor that others may see")
-
-    def _enter(self, call: Call, tracked: list[Tensor], layer: Layer) -> None:
-        result = call.result
-        inputs = tuple(self.number[id(tensor)] for tensor in tracked)
-        self.number[id(result)] = len(self.entries) + 1
-        self.entries.append(Entry(inputs, len(self.entries) + 1, layer))
-        self.alive.append(result)
-        if call.name in MAY_ALIAS or any(result is tensor for tensor in tracked):
-            self.aliased |= {id(result), *(id(tensor) for tensor in tracked)}
-
-    def _replace(self, given: Tensor, actual: Tensor, new: Tensor) -> None:
-        self.alive.append(given)
-        same = [key for key, tensor in self.replaced.items() if tensor is actual]
-        for key in (id(given), id(actual), *same):
-            self.replaced[key] = new
+    def _kept(self, constant: Tensor) -> Tensor:
+        """Weights as they are: autograd notices when they change. Of anything else a copy."""
+        return constant if id(constant) in self.weights else constant.clone()
 
 
-def _out_of_place(name: str, function: Function, options: dict[str, Any]) -> tuple[str, bool, Function, dict[str, Any]]:
-    """(plain name, whether it would work in place, the operator that does not, its options)."""
-    in_place = bool(options.get("inplace", False))
-    options = {key: value for key, value in options.items() if key != "inplace"}
-    if name.startswith("__i") and name.endswith("__"):
-        name = name[3:-2]
-        return name, True, getattr(Tensor, f"__{name}__"), options
-    if name.endswith("_") and not name.endswith("__"):
-        name = name[:-1]
-        plain = getattr(Tensor, name, None) or getattr(torch, name, None) or getattr(torch.nn.functional, name, None)
-        if plain is None:
-            raise NotLinear(f"no rule for {name}_")
-        return name, True, plain, options
-    plain_name = name.strip("_") if name.startswith("__") else name
-    return {"radd": "add", "rmul": "mul", "rsub": "rsub"}.get(plain_name, plain_name), in_place, function, options
+def _refuse_effects(func: Function, options: dict[str, Any]) -> None:
+    """What would change a tensor in a way that cannot be followed, or take its numbers out of torch."""
+    name = getattr(func, "__name__", str(func))
+    changes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__set")
+    if changes or options.get("out") is not None or name in ("numpy", "__array__"):
+        raise NotLinear(f"no rule for {name} on an activation")
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

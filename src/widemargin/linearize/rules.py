@@ -1,18 +1,21 @@
-"""From a call of an operator to the layer it is: ``layer_of`` reads the arguments, before the operator runs.
+"""From a call of an operator to the layer it is.
 
-Only operators named here are accepted; for any other the answer is :class:`NotLinear`.
+A rule reads the arguments first and ``call.result``, which runs the operator, when it has accepted them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from widemargin.double_backward import refuse_coupling_batch_norm
+from widemargin.linearize.known import divides_by, kind_of
 from widemargin.linearize.layers import Affine, BatchNorm, Convolution, Slopes, Sum
-from widemargin.linearize.operators import Operator, kind_of
+from widemargin.linearize.nests import mapped, tensors_in
+from widemargin.linearize.operators import Operator
 
 Layer = Convolution | Affine | BatchNorm | Slopes | Sum | Operator
 
@@ -29,68 +32,86 @@ class Call:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     options: dict[str, Any]
-    depends: Callable[[Tensor], bool]
+    depends: Callable[[Any], bool]
     """Whether a tensor depends on the images."""
-    parameter: Callable[[Tensor | None], str | None]
+    parameter: Callable[[Any], str | None]
     """The name of a parameter that is trained."""
-    result: Tensor
+    kept: Callable[[Tensor], Tensor]
+    """A constant that will be read later, as it is now."""
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by position or name."""
         return self.args[position] if len(self.args) > position else self.options.get(name, default)
 
+    @property
+    def x(self) -> Any:
+        """The first argument."""
+        return self.argument(0, "input")
+
+    @cached_property
+    def result(self) -> Tensor:
+        """What the operator gives."""
+        result = self.function(*self.args, **self.options)
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            raise NotLinear(f"{self.name} does not give one tensor of real numbers")
+        return result
+
 
 def layer_of(call: Call) -> Layer:
     """The layer a call is."""
-    by_hand = _BY_HAND.get(call.name)
-    if by_hand is not None:
-        return by_hand(call)
-    return _operator(call)
+    return _BY_HAND.get(call.name, _operator)(call)
 
 
 def _convolution(call: Call) -> Layer:
-    x, weight, bias = call.args[0], call.argument(1, "weight"), call.argument(2, "bias")
-    spatial = weight.dim() - 2
-    _only_input(call, x, weight, bias)
-    padding = call.argument(4, "padding", 0)
-    if isinstance(padding, str) or x.dim() != weight.dim():
-        raise NotLinear(f"{call.name} with padding {padding!r}")
-    counts = (call.argument(3, "stride", 1), padding, call.argument(5, "dilation", 1))
-    stride, padding, dilation = ([n] * spatial if isinstance(n, int) else list(n) for n in counts)
-    stride, padding, dilation = (n * spatial if len(n) == 1 else n for n in (stride, padding, dilation))
-    layout = torch.channels_last if spatial == 2 else torch.channels_last_3d
+    weight, bias = call.argument(1, "weight"), call.argument(2, "bias")
+    _only_input(call, weight, bias)
     return Convolution(
-        weight=weight,
+        weight=call.kept(weight),
         weight_name=call.parameter(weight),
         bias_name=call.parameter(bias),
-        geometry=(stride, padding, dilation, call.argument(6, "groups", 1)),
-        input_shape=x.shape,
-        input_dtype=x.dtype,
+        geometry=_geometry(call, spatial=weight.dim() - 2),
+        input_shape=call.x.shape,
+        input_dtype=call.x.dtype,
         dtype=call.result.dtype,
-        channels_last=spatial > 1 and call.result.is_contiguous(memory_format=layout),
-        x=x,
+        channels_last=_is_channels_last(call.result),
+        x=call.x,
     )
 
 
+def _geometry(call: Call, *, spatial: int) -> tuple[Any, ...]:
+    counts = call.argument(3, "stride", 1), call.argument(4, "padding", 0), call.argument(5, "dilation", 1)
+    if isinstance(counts[1], str) or call.x.dim() != spatial + 2:
+        raise NotLinear(f"{call.name} with padding {counts[1]!r} of an input of {call.x.dim()} axes")
+    lists = ([n] if isinstance(n, int) else list(n) for n in counts)
+    return *(n * spatial if len(n) == 1 else n for n in lists), call.argument(6, "groups", 1)
+
+
+def _is_channels_last(result: Tensor) -> bool:
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
+    return layout is not None and result.is_contiguous(memory_format=layout)
+
+
 def _affine(call: Call) -> Layer:
-    x, weight, bias = call.args[0], call.argument(1, "weight"), call.argument(2, "bias")
-    _only_input(call, x, weight, bias)
+    weight, bias = call.argument(1, "weight"), call.argument(2, "bias")
+    _only_input(call, weight, bias)
+    if call.x.dim() < 2 or weight.dim() != 2:
+        raise NotLinear("linear without a batch")
     return Affine(
-        weight=weight,
+        weight=call.kept(weight),
         weight_name=call.parameter(weight),
         bias_name=call.parameter(bias),
-        input_dtype=x.dtype,
+        input_dtype=call.x.dtype,
         dtype=call.result.dtype,
-        x=x,
+        x=call.x,
     )
 
 
 def _batch_norm(call: Call) -> Layer:
-    x, mean, variance = call.args[0], call.argument(1, "running_mean"), call.argument(2, "running_var")
+    mean, variance = call.argument(1, "running_mean"), call.argument(2, "running_var")
     weight, bias = call.argument(3, "weight"), call.argument(4, "bias")
     refuse_coupling_batch_norm(call.argument(5, "training", False), mean, variance)
-    _only_input(call, x, weight, bias)
-    shape = (-1, *[1] * (x.dim() - 2))
+    _only_input(call, mean, variance, weight, bias)
+    shape = (-1, *[1] * (call.x.dim() - 2))
     inverse = torch.rsqrt(variance + call.argument(7, "eps", 1e-5))
     scale = inverse if weight is None else inverse * weight
     return BatchNorm(
@@ -99,24 +120,24 @@ def _batch_norm(call: Call) -> Layer:
         mean=mean.clone().view(shape),
         weight_name=call.parameter(weight),
         bias_name=call.parameter(bias),
-        x=x,
+        x=call.x,
     )
 
 
 def _relu(call: Call) -> Layer:
-    return Slopes(passes=call.args[0] > 0, elsewhere=0.0)
+    return Slopes(passes=call.x > 0, elsewhere=0.0)
 
 
 def _leaky_relu(call: Call) -> Layer:
-    return Slopes(passes=call.args[0] > 0, elsewhere=float(call.argument(1, "negative_slope", 0.01)))
+    return Slopes(passes=call.x > 0, elsewhere=float(call.argument(1, "negative_slope", 0.01)))
 
 
 def _relu6(call: Call) -> Layer:
-    return _between(call.args[0], 0.0, 6.0)
+    return _between(call.x, 0.0, 6.0)
 
 
 def _hardtanh(call: Call) -> Layer:
-    return _between(call.args[0], call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0))
+    return _between(call.x, call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0))
 
 
 def _between(x: Tensor, low: float, high: float) -> Slopes:
@@ -126,20 +147,18 @@ def _between(x: Tensor, low: float, high: float) -> Slopes:
 def _dropout(call: Call) -> Layer:
     if call.argument(2, "training", True) and call.argument(1, "p", 0.5) > 0:
         raise NotLinear("dropout is active")
-    return Slopes(passes=torch.ones((), dtype=torch.bool, device=call.result.device), elsewhere=0.0)
+    return Slopes(passes=torch.ones((), dtype=torch.bool, device=call.x.device), elsewhere=0.0)
 
 
 def _sum(call: Call) -> Layer:
-    first, second = call.args[:2]
-    alike = isinstance(first, Tensor) and isinstance(second, Tensor)
-    alike = alike and first.shape == second.shape and first.dtype == second.dtype
-    if alike and call.depends(first) and call.depends(second) and call.options.get("alpha", 1) == 1:
-        return Sum()
-    return _operator(call)
+    first, second = call.x, call.argument(1, "other")
+    if not (call.depends(first) and call.depends(second)) or call.options.get("alpha", 1) != 1:
+        return _operator(call)
+    return Sum() if first.shape == second.shape and first.dtype == second.dtype else _operator(call)
 
 
-def _only_input(call: Call, x: Any, *others: Tensor | None) -> None:
-    if not call.depends(x) or any(other is not None and call.depends(other) for other in others):
+def _only_input(call: Call, *others: Tensor | None) -> None:
+    if not call.depends(call.x) or any(call.depends(other) for other in others):
         raise NotLinear(f"{call.name} with a weight that depends on the images")
 
 
@@ -159,78 +178,49 @@ _BY_HAND: dict[str, Callable[[Call], Layer]] = {
 }
 
 
+def _operator(call: Call) -> Layer:
+    tensors = tensors_in((call.args, call.options))
+    inputs = [tensor for tensor in tensors if call.depends(tensor)]
+    trained = {name: tensor for tensor in tensors if (name := call.parameter(tensor)) is not None}
+    others = [tensor for tensor in tensors if not call.depends(tensor) and call.parameter(tensor) is None]
+    divisor = divides_by(call.name, (call.x, call.argument(1, "other")))
+    return Operator(
+        call=_again(call, [*map(id, inputs)], [*trained]),
+        constants=[call.kept(tensor) for tensor in others],
+        kind=kind_of(call.name, inputs=len(inputs), divides=call.depends(divisor)),
+        inputs=[*inputs, *trained.values()],
+        names=[*trained],
+    )
+
+
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor goes in the arguments: among the constants or among the inputs."""
+    """Where a tensor of the arguments is found: among the constants or among the inputs."""
 
     constant: bool
     index: int
 
 
-def _operator(call: Call) -> Layer:
-    slots: list[Tensor] = []
-    trained: dict[str, Tensor] = {}
-    constants: list[Tensor] = []
-    flat = tensors_in((call.args, call.options))
-    for tensor in flat:
+def _again(call: Call, inputs: list[int], names: list[str]) -> Callable[..., Tensor]:
+    """The operator as a function of (constants, *inputs), under the autocast it ran in."""
+    constants = iter(range(len(tensors_in((call.args, call.options)))))
+
+    def place(tensor: Tensor) -> _Place:
         name = call.parameter(tensor)
         if call.depends(tensor):
-            slots.append(tensor)
-        elif name is not None:
-            trained[name] = tensor
-        else:
-            constants.append(tensor)
-    positions = [i for i, argument in enumerate(call.args) if isinstance(argument, Tensor) and call.depends(argument)]
-    kind = kind_of(call.name, slots=positions)
-    if kind is None:
-        raise NotLinear(f"no rule for {call.name}")
-    names = list(trained)
-    places = _Places(call, names)
-    template = mapped((call.args, call.options), places)
-    function = call.function
+            return _Place(constant=False, index=inputs.index(id(tensor)))
+        if name is not None:
+            return _Place(constant=False, index=len(inputs) + names.index(name))
+        return _Place(constant=True, index=next(constants))
 
-    def again(fixed: list[Tensor], *inputs: Tensor) -> Tensor:
-        args, options = mapped(template, lambda place: (fixed if place.constant else inputs)[place.index], of=_Place)
-        result: Tensor = function(*args, **options)
+    template = mapped((call.args, call.options), place)
+    function, device = call.function, call.result.device.type
+    autocast, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+    def again(fixed: list[Tensor], *values: Tensor) -> Tensor:
+        args, options = mapped(template, lambda at: (fixed if at.constant else values)[at.index], of=_Place)
+        with torch.autocast(device, dtype=dtype, enabled=autocast, cache_enabled=False):
+            result: Tensor = function(*args, **options)
         return result
 
-    return Operator(
-        call=again, constants=constants, kind=kind, inputs=[*slots, *trained.values()], names=names
-    )
-
-
-class _Places:
-    """Numbers the tensors of a call in the order ``_operator`` lists them."""
-
-    def __init__(self, call: Call, names: list[str]) -> None:
-        self.call, self.names = call, names
-        self.slots = self.constants = 0
-        self.total = sum(call.depends(tensor) for tensor in tensors_in((call.args, call.options)))
-
-    def __call__(self, tensor: Tensor) -> _Place:
-        name = self.call.parameter(tensor)
-        if self.call.depends(tensor):
-            self.slots += 1
-            return _Place(False, self.slots - 1)
-        if name is not None:
-            return _Place(False, self.total + self.names.index(name))
-        self.constants += 1
-        return _Place(True, self.constants - 1)
-
-
-def mapped(value: Any, change: Callable[[Any], Any], of: type = Tensor) -> Any:
-    """The same nest of lists, tuples and dictionaries with every ``of`` changed."""
-    if isinstance(value, of):
-        return change(value)
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(mapped(item, change, of) for item in value)
-    if isinstance(value, dict):
-        return {key: mapped(item, change, of) for key, item in value.items()}
-    return value
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a nest, in order."""
-    found: list[Tensor] = []
-    mapped(value, found.append)
-    return found
+    return again

@@ -8,7 +8,7 @@ from widemargin.errors import InputError
 from widemargin.heads import Hypersphere, Linear, MakeHead
 from widemargin.models.catalog import CNNConfig, MLPConfig, ModelFactory, ResNet18Config, WideResNetConfig
 from widemargin.models.normalize import Normalization
-from widemargin.models.public_weights import plain_weights
+from widemargin.models.public_weights import plain_weights, require_values
 from widemargin.models.recognize import recognize
 
 
@@ -17,6 +17,7 @@ def guess_model(
 ) -> tuple[ModelFactory, MakeHead, int]:
     """(model, head, number of classes) for these weights, normalization included where they carry it."""
     weights = plain_weights(state_dict)
+    require_values(weights)
     shapes = {key: tuple(value.shape) for key, value in weights.items() if isinstance(value, Tensor)}
     normalize = _normalization(weights)
     for fits, make in (_wide_resnet, _resnet, _cnn, _mlp):

@@ -32,10 +32,7 @@ def load_public_state_dict(model: nn.Module, state_dict: Mapping[str, object]) -
         if key.endswith(".num_batches_tracked"):  # checkpoints older than the counter; it does not change the output
             weights[key] = own[key]
     _require_same_keys(model, own, weights)
-    if any(isinstance(value, Tensor) and value.is_meta for value in weights.values()):
-        raise InputError(
-            "the weights have shapes and no values (device meta); save the model.state_dict() of a real one"
-        )
+    require_values(weights)
     model.load_state_dict(weights, strict=True)
 
 
@@ -46,6 +43,13 @@ def plain_weights(state_dict: Mapping[str, object]) -> dict[str, object]:
         if isinstance(value, Tensor):
             _require_plain(key, value)
     return weights
+
+
+def require_values(weights: Mapping[str, object]) -> None:
+    """Refuse tensors of the device meta, which have a shape and no values."""
+    empty = [key for key, value in weights.items() if isinstance(value, Tensor) and value.is_meta]
+    if empty:
+        raise InputError(f"the weights hold no values for {empty[0]} (device meta); save those of a real model")
 
 
 def _unwrapped(state_dict: Mapping[str, object]) -> Mapping[str, object]:

@@ -90,6 +90,10 @@ class Mail:
             return Trades(attack=attack, beta=self._weight, inner=self._inner)
         return Mart(attack=attack, weight=self._weight)
 
+    def phase(self, epoch: int) -> int:
+        """The burn-in, then the weighted loss."""
+        return int(epoch >= self.burn_in)
+
     def perturb(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
     ) -> Tensor:

@@ -30,6 +30,11 @@ class Mart:
         """It makes adversarial images."""
         return True
 
+    def phase(self, epoch: int) -> int:
+        """It does the same in every epoch."""
+        del epoch
+        return 0
+
     def perturb(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
     ) -> Tensor:

@@ -19,6 +19,11 @@ class Standard:
         """It makes no adversarial images."""
         return False
 
+    def phase(self, epoch: int) -> int:
+        """It does the same in every epoch."""
+        del epoch
+        return 0
+
     def perturb(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
     ) -> Tensor | None:

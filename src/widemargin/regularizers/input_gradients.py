@@ -33,11 +33,11 @@ def squared_input_gradients(
 
     try:
         with evaluating(model):
-            stages = stages_of(model)
-            trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-            return squared_products(stages, trained, x, checked, at_once=at_once, constant=constant)
+            parameters = dict(model.named_parameters())
+            return squared_products(stages_of(model), parameters, x, checked, at_once=at_once, constant=constant)
     except NotLinear:
-        return by_double_backward(owner, model, x, checked, at_once=at_once, constant=constant)
+        pass  # and forget the exception: it holds what was recorded
+    return by_double_backward(owner, model, x, checked, at_once=at_once, constant=constant)
 
 
 def stages_of(model: nn.Module) -> Stages:

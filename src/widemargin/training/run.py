@@ -26,6 +26,7 @@ from widemargin.checkpoints import (
 from widemargin.config import RunConfig
 from widemargin.config_files import to_dict
 from widemargin.data import Batches
+from widemargin.engine import Plan, make_plan
 from widemargin.evaluation.target import BEST, LAST
 from widemargin.training.averaging import update_average
 from widemargin.training.claim import claimed
@@ -35,7 +36,8 @@ from widemargin.training.progress import TrainingDisplay
 from widemargin.training.selection import describe_selection, note_score, patience_is_over
 from widemargin.training.setup import Splits, choose_device, load_splits, make_batches, make_state
 from widemargin.training.state import TrainState
-from widemargin.training.step import Moment, set_learning_rate, train_step
+from widemargin.training.step import Moment, set_learning_rate
+from widemargin.training.steps import Steps, make_steps
 from widemargin.training.watch import watch
 
 REFRESH_SECONDS = 0.5
@@ -59,6 +61,8 @@ class Run:
     folder: Path
     splits: Splits
     batches: Batches
+    steps: Steps
+    plan: Plan
     deadline: float
 
     @property
@@ -76,10 +80,12 @@ def train(
     max_seconds: float = math.inf,
     console: Console | None = None,
     splits: Splits | None = None,
+    engine: str = "auto",
 ) -> RunResult:
     """Train ``config`` in the folder ``out``, or go on with the run that is there.
 
-    ``splits`` are images of your own in place of what ``config.data`` names.
+    ``engine`` is auto, eager or fast (``widemargin.engine``). ``splits`` are images of your own in place of what
+    ``config.data`` names.
     """
     deadline = time.monotonic() + max_seconds
     chosen = choose_device(device)
@@ -89,11 +95,17 @@ def train(
         splits = splits.to(chosen)
         batches = make_batches(config, splits.train)
         state = make_state(config, splits.train)
-    run = Run(config=config, folder=out, splits=splits, batches=batches, deadline=deadline)
-    _resume(state, run)
+        plan = make_plan(engine, state.nets.model, splits.train.image_shape, chosen)
+    _resume(state, out)
+    steps = make_steps(plan, state, config)
+    run = Run(
+        config=config, folder=out, splits=splits, batches=batches, steps=steps, plan=plan, deadline=deadline
+    )
     total = config.epochs * run.batches.steps_per_epoch
     done = state.epoch * run.batches.steps_per_epoch + state.step
     console = console or Console(quiet=True)
+    if plan.engine == "fast":
+        console.print(f"engine: {plan.describe()}", highlight=False)
     with TrainingDisplay(console, name=config.name, total_steps=total, done_steps=done) as display:
         while not _finished(state, config) and not run.out_of_time:
             _train_epoch(state, run, display)
@@ -104,14 +116,14 @@ def _finished(state: TrainState, config: RunConfig) -> bool:
     return state.epoch >= config.epochs or (state.step == 0 and patience_is_over(state, config))
 
 
-def _resume(state: TrainState, run: Run) -> None:
-    newest = load_newest(run.folder / LAST, run.folder / PREVIOUS)
+def _resume(state: TrainState, folder: Path) -> None:
+    newest = load_newest(folder / LAST, folder / PREVIOUS)
     if newest is not None:
         checkpoint, path = newest
         load_weights(state.judged, checkpoint.weights, source=path)
         with fitting(path):
             state.restore(checkpoint.training, epoch=checkpoint.description.epoch, step=checkpoint.description.step)
-    keep_until(run.folder, state.epoch)
+    keep_until(folder, state.epoch)
 
 
 def _train_epoch(state: TrainState, run: Run, display: TrainingDisplay) -> None:
@@ -119,14 +131,13 @@ def _train_epoch(state: TrainState, run: Run, display: TrainingDisplay) -> None:
     config, steps = run.config, run.batches.steps_per_epoch
     began = shown = time.monotonic()
     images = 0
-    objective, penalties = config.objective, config.penalties()
     for batch in run.batches.epoch(state.epoch, state.step):
         moment = Moment(seed=config.seed, epoch=state.epoch, step=batch.step, steps_per_epoch=steps)
         set_learning_rate(state.optimizer, config.optimizer.lr * config.optimizer.schedule(moment.passed))
-        state.add(train_step(state, objective, penalties, batch, moment))
+        run.steps(batch, moment)
         if state.average is not None and config.averaging is not None:
-            decay, updates = config.averaging.decay, moment.epoch * steps + moment.step
-            update_average(state.average, state.nets.model, decay=decay, updates=updates)
+            decay = config.averaging.decay
+            update_average(state.average, state.nets.model, decay=decay, updates=moment.total_steps)
         state.step, images = batch.step + 1, images + len(batch.labels)
         display.advance()
         if time.monotonic() - shown > REFRESH_SECONDS:
@@ -136,13 +147,13 @@ def _train_epoch(state: TrainState, run: Run, display: TrainingDisplay) -> None:
             check_finite(state, config)
             _save(state, run, "last", {})
             return
-    _finish_epoch(state, run, display, seconds=time.monotonic() - began)
+    _finish_epoch(state, run, display, began=began)
 
 
-def _finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, seconds: float) -> None:
+def _finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, began: float) -> None:
     config = run.config
-    check_finite(state, config)
-    line = training_metrics(state) | {"seconds": round(seconds, 3)}
+    check_finite(state, config)  # waits for the device, so the time below is the whole epoch's
+    line = training_metrics(state) | {"seconds": round(time.monotonic() - began, 3)}
     state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
     if state.epoch % config.watch.every == 0 or state.epoch == config.epochs:
         display.busy("measuring")
@@ -168,7 +179,7 @@ def _save(state: TrainState, run: Run, which: Which, scores: dict[str, float]) -
         epoch=state.epoch,
         step=state.step,
         scores=scores,
-        versions=software_versions(),
+        versions=software_versions() | {"engine": run.plan.describe()},
     )
     training = {} if which == "best" else state.tensors()
     name, previous = (BEST, None) if which == "best" else (LAST, run.folder / PREVIOUS)

@@ -40,6 +40,25 @@ class TrainState:
             total = value.detach().sum(dtype=torch.float64)
             self.sums[name] = self.sums[name] + total if name in self.sums else total
 
+    def lay_out(self, *, channels_last: bool) -> None:
+        """Put convolution weights, their momenta and their averages into the layout convolutions prefer."""
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        for _, parameter in self._parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=layout)
+                momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
+                if momentum is not None:
+                    self.optimizer.state[parameter]["momentum_buffer"] = momentum.contiguous(memory_format=layout)
+        for parameter in [] if self.average is None else self.average.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=layout)
+
+    def make_capturable(self) -> None:
+        """Let a CUDA graph hold the update: one fused kernel, the learning rate in a tensor."""
+        for group in self.optimizer.param_groups:
+            device = group["params"][0].device
+            group.update(fused=True, foreach=False, lr=torch.tensor(float(group["lr"]), device=device))
+
     def tensors(self) -> Tensors:
         """What resuming needs besides the weights that are judged."""
         stored = {f"sums/{name}": value for name, value in self.sums.items()}

@@ -5,6 +5,7 @@ see the statistics this batch has updated) -> the one mean of training -> backwa
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +15,24 @@ from widemargin.data import Batch
 from widemargin.heads import after_update
 from widemargin.regularizers import Penalty
 from widemargin.training.state import TrainState
-from widemargin.types import Objective
+from widemargin.types import Nets, Objective
+
+
+class Circumstances(Protocol):
+    """What a step is told besides the data."""
+
+    @property
+    def epoch(self) -> int:
+        """Epochs finished."""
+        ...
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The random numbers of this step for one purpose."""
+        ...
+
+    def factor(self, penalty: Penalty, batch_size: int) -> float | Tensor:
+        """What multiplies each sample's penalty."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,28 +49,63 @@ class Moment:
         """Epochs passed, with fraction."""
         return self.epoch + self.step / self.steps_per_epoch
 
+    @property
+    def total_steps(self) -> int:
+        """Steps done since the beginning."""
+        return self.epoch * self.steps_per_epoch + self.step
+
+    def derived_seed(self, purpose: str) -> int:
+        """The seed of this step for one purpose."""
+        return randomness.derived_seed(self.seed, purpose, self.epoch, self.step)
+
     def generator(self, purpose: str) -> torch.Generator:
         """The random numbers of this step for one purpose."""
-        return randomness.derived(self.seed, purpose, self.epoch, self.step)
+        return torch.Generator().manual_seed(self.derived_seed(purpose))
+
+    def factor(self, penalty: Penalty, batch_size: int) -> float:
+        """What multiplies each sample's penalty now."""
+        return penalty.factor(self.passed, batch_size)
+
+    def due(self, penalties: tuple[Penalty, ...]) -> tuple[Penalty, ...]:
+        """The penalties that this step takes."""
+        return tuple(penalty for penalty in penalties if penalty.due(self.total_steps))
 
 
 def train_step(
-    state: TrainState, objective: Objective, penalties: tuple[Penalty, ...], batch: Batch, moment: Moment
+    state: TrainState,
+    objective: Objective,
+    penalties: tuple[Penalty, ...],
+    batch: Batch,
+    moment: Moment,
+    *,
+    nets: Nets | None = None,
 ) -> dict[str, Tensor]:
-    """Update the state's networks once; returns per-sample values (B,) for the log."""
-    x, y = batch.images, batch.labels
-    outcome = objective(state.nets, x, y, epoch=moment.epoch, generator=moment.generator("attack"))
+    """Update the state's networks once; ``nets`` are these as a faster engine runs them."""
+    nets = state.nets if nets is None else nets
+    due = moment.due(penalties)
+    return take_step(nets, state.optimizer, objective, due, batch.images, batch.labels, moment)
+
+
+def take_step(
+    nets: Nets,
+    optimizer: torch.optim.Optimizer,
+    objective: Objective,
+    penalties: tuple[Penalty, ...],
+    x: Tensor,
+    y: Tensor,
+    now: Circumstances,
+) -> dict[str, Tensor]:
+    """Update the networks once, with these penalties; returns per-sample values (B,) for the log."""
+    outcome = objective(nets, x, y, epoch=now.epoch, generator=now.generator("attack"))
     total, values = outcome.loss, {"loss": outcome.loss, "correct": outcome.logits.argmax(1) == y, **outcome.terms}
     for penalty in penalties:
-        if penalty.due(moment.epoch * moment.steps_per_epoch + moment.step):
-            generator = moment.generator(penalty.name)
-            amount = penalty(state.nets.model, x, outcome.x_adv, y, generator=generator)
-            total = total + penalty.factor(moment.passed, len(x)) * amount
-            values |= {penalty.name: amount, f"{penalty.name}_samples": torch.ones_like(amount)}
-    state.optimizer.zero_grad(set_to_none=True)
+        amount = penalty(nets.model, x, outcome.x_adv, y, generator=now.generator(penalty.name))
+        total = total + now.factor(penalty, len(x)) * amount
+        values |= {penalty.name: amount, f"{penalty.name}_samples": torch.ones_like(amount)}
+    optimizer.zero_grad(set_to_none=True)
     total.mean().backward()
-    state.optimizer.step()
-    for net in state.nets.all().values():
+    optimizer.step()
+    for net in nets.all().values():
         after_update(net)
     return values | {"total": total, "samples": torch.ones_like(total)}
 
@@ -60,4 +113,7 @@ def train_step(
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """The learning rate of the step to come."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+TINY = 1e-200
+"""A range below is none: its steps would be lost in the last bits of a float."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ def span(values: Sequence[float], *, zero: bool = False) -> tuple[float, float]:
     low, high = min(values), max(values)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        pad = abs(high) * 0.05 or 0.5
+    size = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * size, TINY):
+        pad = abs(high) * 0.05 if size > TINY else 0.5
         return low - pad, high + pad
     return low, high
 

@@ -31,9 +31,9 @@ def read_gallery(path: Path) -> Gallery | None:
     if not path.is_file():
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is not a readable .npz file ({error}); evaluate again, or move it away") from None
     return _gallery(path, arrays)
 

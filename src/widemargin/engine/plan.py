@@ -1,0 +1,71 @@
+"""Which means the engine uses: precision, memory layout, compilation, CUDA graphs; chosen by device and model."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from widemargin.checks import choice
+from widemargin.modes import evaluating
+
+Engine = Literal["auto", "eager", "fast"]
+ENGINES: tuple[Engine, ...] = ("auto", "eager", "fast")
+
+HEAVY = 0.3e9
+"""FLOPs of one image's forward pass from which arithmetic, not launches, takes the time: bfloat16 and compilation pay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run computes with. The default is the reference: eager float32."""
+
+    engine: Literal["eager", "fast"] = "eager"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    channels_last: bool = False
+    compiler: str | None = None
+    """A backend of torch.compile, or None."""
+    graphs: bool = False
+    """Whether a whole step is captured as one CUDA graph."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of convolutions and matrix products."""
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+
+    def describe(self) -> str:
+        """For people and records."""
+        parts = [self.engine, self.precision]
+        parts += ["channels last"] * self.channels_last + [f"compiled ({self.compiler})"] * bool(self.compiler)
+        return ", ".join(parts + ["CUDA graphs"] * self.graphs)
+
+
+def make_plan(engine: str, model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> Plan:
+    """The plan for ``auto``, ``eager`` or ``fast``: fast where there is a GPU, eager elsewhere under ``auto``."""
+    choice("", "--engine", engine, ENGINES)
+    if engine == "eager" or (engine == "auto" and device.type != "cuda"):
+        return Plan()
+    if device.type != "cuda":
+        return Plan(engine="fast")
+    heavy = forward_flops(model, image_shape, device) >= HEAVY
+    modern = torch.cuda.get_device_capability(device)[0] >= 8
+    return Plan(
+        engine="fast",
+        precision="bfloat16" if heavy and modern else "float32",
+        channels_last=heavy and has_convolutions(model),
+        compiler="inductor" if heavy else None,
+        graphs=True,
+    )
+
+
+def forward_flops(model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> float:
+    """FLOPs (a multiply-add counts two) of one image's forward pass: convolutions and matrix products."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), evaluating(model):
+        model(torch.zeros(1, *image_shape, device=device))
+    return float(counter.get_total_flops())
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    """Whether a memory layout for convolutions means anything."""
+    return any(isinstance(module, nn.Conv2d) for module in model.modules())

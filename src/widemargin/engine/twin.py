@@ -1,0 +1,50 @@
+"""A second view of a model for passes that train nothing: evaluation mode, no gradients, weights in a smaller type.
+
+Everything is shared with the model (batch-norm statistics, scales, biases of layers that stay in float32) except the
+weights of convolutions and linear layers, which are copies in the smaller type, refreshed once a step. So an attack
+casts no weights, computes no weight gradients and never switches the model between modes.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+_CAST = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, nn.Linear.forward)
+
+
+class Twin(nn.Module):
+    """The twin of a model, under the same parameter names with ``model.`` before them."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._theirs: list[Tensor] = []
+        self._ours: list[Tensor] = []
+        for mine, theirs in zip(self.model.modules(), model.modules(), strict=True):
+            self._share(mine, theirs, dtype)
+
+    def _share(self, mine: nn.Module, theirs: nn.Module, dtype: torch.dtype) -> None:
+        casts = type(theirs).forward in _CAST
+        for name, parameter in theirs.named_parameters(recurse=False):
+            shared = nn.Parameter(parameter.detach(), requires_grad=False)
+            if casts and parameter.dtype != dtype:
+                shared = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+                self._theirs.append(parameter.detach())
+                self._ours.append(shared.detach())
+            setattr(mine, name, shared)
+        for name, buffer in theirs.named_buffers(recurse=False):
+            mine._buffers[name] = buffer
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the weights as they are now."""
+        if self._ours:
+            torch._foreach_copy_(self._ours, self._theirs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits, computed in the smaller type."""
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            logits: Tensor = self.model(x)
+        return logits

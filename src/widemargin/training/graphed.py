@@ -1,0 +1,182 @@
+"""Steps as CUDA graphs: the whole step (attack, forwards, penalties, backward, update) is captured once and replayed.
+
+A replay costs one launch, so small networks no longer wait for Python. What changes from step to step lies in tensors
+at fixed addresses: the batch, the learning rate, the penalties' factors, and the random numbers' seeds. A graph belongs
+to one kind of step: the batch's shape, which penalties are due, and the objective's phase. An objective that says
+nothing about its phases is captured again every epoch, because it may do something else in each.
+
+The random numbers come from generators on the GPU, seeded for every step as on the CPU, so that a resumed run draws the
+same; they are not the CPU's numbers.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widemargin.config import RunConfig
+from widemargin.data import Batch
+from widemargin.engine import FastNetwork
+from widemargin.errors import WidemarginWarning
+from widemargin.regularizers import Penalty
+from widemargin.training.state import TrainState
+from widemargin.training.step import Moment, take_step
+from widemargin.types import Nets
+
+WARM_UP = 3
+"""Steps of a kind that run before it is captured: they compile, choose kernels and allocate."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The circumstances of every step, in tensors and generators whose contents change."""
+
+    epoch: int
+    device: torch.device
+    generators: dict[str, torch.Generator]
+    factors: dict[str, Tensor]
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The generator of that purpose; it is seeded before the step."""
+        if purpose not in self.generators:
+            self.generators[purpose] = torch.Generator(self.device)
+        return self.generators[purpose]
+
+    def factor(self, penalty: Penalty, batch_size: int) -> Tensor:  # noqa: ARG002 - set before the step
+        """The factor, in a tensor."""
+        if penalty.name not in self.factors:
+            self.factors[penalty.name] = torch.zeros((), device=self.device)
+        return self.factors[penalty.name]
+
+    def set_to(self, moment: Moment, penalties: tuple[Penalty, ...], batch_size: int) -> None:
+        """Fill in this moment's numbers."""
+        for purpose in ("attack", *(penalty.name for penalty in penalties)):
+            self.generator(purpose).manual_seed(moment.derived_seed(purpose))
+        for penalty in penalties:
+            self.factor(penalty, batch_size).fill_(moment.factor(penalty, batch_size))
+
+
+@dataclass
+class Kind:
+    """One kind of step: where its batch lies, how often it ran, its graph once captured."""
+
+    x: Tensor
+    y: Tensor
+    penalties: tuple[Penalty, ...]
+    epoch: int
+    runs: int = 0
+    graph: Any = None
+    names: list[str] = field(default_factory=list)
+
+
+class GraphedSteps:
+    """Takes a run's steps; warns once and goes on without graphs if a step cannot be captured."""
+
+    def __init__(self, state: TrainState, nets: Nets, config: RunConfig) -> None:
+        self._state, self._nets = state, nets
+        self._objective, self._penalties = config.objective, config.penalties()
+        self._device = next(nets.model.parameters()).device
+        self._generators: dict[str, torch.Generator] = {}
+        self._factors: dict[str, Tensor] = {}
+        self._kinds: dict[Any, Kind] = {}
+        self._totals: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] | None = None
+        self._names: set[str] = set()
+        self._pool: Any = None
+        self._captures = True
+        state.make_capturable()
+
+    def __call__(self, batch: Batch, moment: Moment) -> None:
+        """Update the networks and the sums."""
+        kind = self._kind(batch, moment)
+        self._take_over_sums()
+        self._circumstances(kind).set_to(moment, kind.penalties, len(batch.labels))
+        kind.x.copy_(batch.images)
+        kind.y.copy_(batch.labels)
+        if kind.graph is None and self._captures and kind.runs >= WARM_UP:
+            self._capture(kind)
+        if kind.graph is None:
+            self._on_the_side(lambda: self._step(kind))
+        else:
+            kind.graph.replay()
+        kind.runs += 1
+        self._state.sums = self._sums = {name: self._totals[name] for name in self._seen(kind)}
+
+    def _kind(self, batch: Batch, moment: Moment) -> Kind:
+        due = moment.due(self._penalties)
+        phase: Callable[[int], Any] | None = getattr(self._objective, "phase", None)
+        at = moment.epoch if phase is None else phase(moment.epoch)
+        key = (batch.images.shape, tuple(penalty.name for penalty in due), phase is None, at)
+        if key not in self._kinds:
+            if phase is None:
+                self._kinds = {k: v for k, v in self._kinds.items() if k[3] == at}
+            x = torch.empty_like(batch.images)
+            self._kinds[key] = Kind(x, torch.empty_like(batch.labels), due, moment.epoch)
+        return self._kinds[key]
+
+    def _circumstances(self, kind: Kind) -> Fixed:
+        return Fixed(kind.epoch, self._device, self._generators, self._factors)
+
+    def _step(self, kind: Kind) -> None:
+        for net in self._nets.all().values():
+            if isinstance(net, FastNetwork):
+                net.refresh()
+        values = take_step(
+            self._nets,
+            self._state.optimizer,
+            self._objective,
+            kind.penalties,
+            kind.x,
+            kind.y,
+            self._circumstances(kind),
+        )
+        kind.names = list(values)
+        for name, value in values.items():
+            if name not in self._totals:
+                self._totals[name] = torch.zeros((), dtype=torch.float64, device=self._device)
+            self._totals[name].add_(value.detach().sum(dtype=torch.float64))
+
+    def _capture(self, kind: Kind) -> None:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._generators.values():
+            graph.register_generator_state(generator)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._step(kind)
+        except RuntimeError as error:
+            self._captures = False
+            torch.cuda.synchronize(self._device)
+            warnings.warn(
+                f"a step of {type(self._objective).__name__} cannot be captured as a CUDA graph "
+                f"({str(error).splitlines()[0]}); training goes on without graphs",
+                WidemarginWarning,
+                stacklevel=2,
+            )
+            return
+        self._pool = graph.pool()
+        kind.graph = graph
+
+    def _on_the_side(self, run: Callable[[], None]) -> None:
+        """On a stream of its own, as a capture will be."""
+        side, here = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            run()
+        here.wait_stream(side)
+
+    def _take_over_sums(self) -> None:
+        """The epoch's sums go on in our totals, from zero or from where a resumed run was."""
+        if self._state.sums is self._sums:
+            return
+        before = self._state.sums
+        for name in {*self._totals, *before}:
+            self._totals[name] = self._totals.get(name, torch.zeros((), dtype=torch.float64, device=self._device))
+            self._totals[name].copy_(before.get(name, torch.zeros(())))
+        self._names = set(before)
+
+    def _seen(self, kind: Kind) -> list[str]:
+        self._names |= set(kind.names)
+        return [name for name in self._totals if name in self._names]

@@ -1,0 +1,53 @@
+"""How a run takes its steps: one by one as they are written, or captured once and replayed as a CUDA graph.
+
+Both take (batch, moment), update the state's networks and add the step's values to its sums.
+"""
+
+from typing import Protocol
+
+import torch
+
+from widemargin.config import RunConfig
+from widemargin.data import Batch
+from widemargin.engine import FastNetwork, Plan
+from widemargin.training.graphed import GraphedSteps
+from widemargin.training.state import TrainState
+from widemargin.training.step import Moment, train_step
+from widemargin.types import Nets
+
+
+class Steps(Protocol):
+    """Takes a step."""
+
+    def __call__(self, batch: Batch, moment: Moment) -> None:
+        """Update the networks and the sums."""
+        ...
+
+
+class PlainSteps:
+    """Every step runs its Python; the networks may still be fast ones."""
+
+    def __init__(self, state: TrainState, nets: Nets, config: RunConfig) -> None:
+        self._state, self._nets = state, nets
+        self._objective, self._penalties = config.objective, config.penalties()
+
+    def __call__(self, batch: Batch, moment: Moment) -> None:
+        """Update the networks and the sums."""
+        for net in self._nets.all().values():
+            if isinstance(net, FastNetwork):
+                net.refresh()
+        values = train_step(self._state, self._objective, self._penalties, batch, moment, nets=self._nets)
+        self._state.add(values)
+
+
+def make_steps(plan: Plan, state: TrainState, config: RunConfig) -> Steps:
+    """The steps of a run under a plan; the state's networks stay the ones that are saved and judged."""
+    nets = state.nets
+    if plan.engine == "fast":
+        state.lay_out(channels_last=plan.channels_last)
+        teacher = None if nets.teacher is None else FastNetwork(nets.teacher, plan)
+        nets = Nets(model=FastNetwork(nets.model, plan), teacher=teacher)
+        if plan.graphs:
+            torch.backends.cudnn.benchmark = True
+            return GraphedSteps(state, nets, config)
+    return PlainSteps(state, nets, config)

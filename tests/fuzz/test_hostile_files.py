@@ -1,0 +1,367 @@
+"""Files made to do harm: to run, to write elsewhere, to fill the memory, to never end. Each is refused in one line."""
+
+import ast
+import gzip
+import io
+import json
+import os
+import pickle
+import struct
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from readers import RECORDS, binary_batch, checkpoint_bytes, digits, network, npy, python_batch, sealed_again, zip_of
+from structures import joined, split
+
+import widemargin
+from widemargin.checkpoints import load_checkpoint, restore_model
+from widemargin.config_files import from_dict, read_toml, to_toml, with_overrides
+from widemargin.data import read_cifar10
+from widemargin.data.cifar_pickle import read_python_batch
+from widemargin.data.idx import read_images
+from widemargin.data.image_folder import read_image_folder
+from widemargin.data.npz import read_npz
+from widemargin.errors import InputError
+from widemargin.evaluation.subject import load_judgeable
+from widemargin.recipes.catalog import all_recipes
+
+
+def written(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+# ---- sizes that are not true
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("sizes", [(2**20, 2**10, 2**10), (2**32 - 1,) * 3, (2**16, 2**16, 256)])
+def test_an_idx_header_that_claims_a_terabyte(tmp_path, sizes, packed):
+    content = struct.pack(">4I", 0x803, *sizes) + bytes(100)
+    path = written(tmp_path, "a", gzip.compress(content) if packed else content)
+    with pytest.raises(InputError, match=r"the header promises \d{13,} bytes, more than"):
+        read_images(path)
+
+
+@pytest.mark.parametrize("shape", [(2**20, 2**10, 2**10), (2**62, 1, 1), (6, 28, 2**40)])
+def test_an_npz_whose_array_claims_a_terabyte(tmp_path, shape):
+    told = repr({"descr": "|u1", "fortran_order": False, "shape": shape}).encode()
+    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(told)) + told + digits().tobytes()
+    path = written(tmp_path, "a.npz", zip_of({"images.npy": array, "labels.npy": npy(np.arange(6))}))
+    with pytest.raises(InputError, match=r"the header promises .* bytes, more than"):
+        read_npz(path, "train")
+
+
+def test_an_npz_whose_directory_and_header_lie_together(tmp_path):
+    """Zip directory and array agree on 2 GB; there are 4 kB."""
+    count = 2**31 // 784
+    told = repr({"descr": "|u1", "fortran_order": False, "shape": (count, 28, 28)}).encode()
+    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(told)) + told + bytes(4096)
+    content = bytearray(zip_of({"images.npy": array, "labels.npy": npy(np.zeros(count, np.int8))}))
+    true, false = struct.pack("<I", len(array)), struct.pack("<I", len(array) - 4096 + count * 784)
+    path = written(tmp_path, "a.npz", bytes(content).replace(true, false))
+    with pytest.raises(InputError):
+        read_npz(path, "train")
+
+
+@pytest.mark.parametrize(("labels", "classes"), [([0, 2**31 - 1], None), ([0, 1], 2**40)])
+def test_class_numbers_for_which_no_network_could_be_built(tmp_path, labels, classes):
+    more = {} if classes is None else {"num_classes": np.array(classes)}
+    np.savez(tmp_path / "a.npz", images=digits()[:2], labels=np.array(labels), **more)
+    with pytest.raises(InputError, match=f"{2**20}, (found|got)"):
+        read_npz(tmp_path / "a.npz", "train")
+
+
+@pytest.mark.parametrize("length", [2**27, 2**40, 2**63, 2**64 - 1])
+def test_a_safetensors_header_of_huge_size(tmp_path, length):
+    path = written(tmp_path, "a.safetensors", struct.pack("<Q", length) + b"{}")
+    with pytest.raises(InputError, match=f"it claims a header of {length} bytes and has 10 bytes in all"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"kind": "mlp", "hidden": [2**20, 2**20]}},
+        {"model": {"kind": "mlp", "hidden": [2**40]}},
+        {"model": {"kind": "wrn-34-10", "depth": 6 * 10**8 + 4, "widen": 1}},
+        {"model": {"kind": "resnet18", "width": 2**20}},
+    ],
+)
+def test_a_description_of_a_network_far_larger_than_the_file(tmp_path, change):
+    header, body = split(checkpoint_bytes(tmp_path))
+    table = json.loads(header["__metadata__"]["widemargin"])
+    table["config"] |= change
+    path = written(
+        tmp_path,
+        "a.safetensors",
+        sealed_again(joined(header | {"__metadata__": {"widemargin": json.dumps(table)}}, body)),
+    )
+    with pytest.raises(InputError, match="is far larger than the weights it holds"):
+        restore_model(load_checkpoint(path), source=path)
+
+
+def test_public_weights_that_describe_a_network_far_larger_than_they_are(tmp_path):
+    weights = {
+        f"fcs.{i}.{part}": torch.zeros(2**16, *more) for i in range(3) for part, more in (("weight", [1]), ("bias", []))
+    }
+    torch.save(weights, tmp_path / "a.pt")
+    with pytest.raises(InputError, match="is far larger than the weights it holds"):
+        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.zeros(1).expand(2**40), "and store less"),
+        (torch.empty(2**40, device="meta"), "hold no values for fcs.0.weight"),
+        (torch.zeros(5, 16).to_sparse(), "no dense tensor of real numbers"),
+        (torch.zeros(5, 16, dtype=torch.complex64), "no dense tensor of real numbers"),
+    ],
+)
+def test_public_weights_that_are_none(tmp_path, value, words):
+    torch.save(dict(network().state_dict()) | {"fcs.0.weight": value}, tmp_path / "a.pt")
+    with pytest.raises(InputError, match=words):
+        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+
+
+def test_public_weights_nested_in_themselves(tmp_path):
+    state: dict[str, object] = {}
+    state["state_dict"] = state
+    torch.save(state, tmp_path / "a.pt")
+    with pytest.raises(InputError, match="nested more than 10 deep"):
+        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+
+
+def test_a_compressed_bomb_as_public_weights(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02}." + bytes(10**7))
+    with pytest.raises(InputError, match=r"it is a compressed archive, which torch.save does not write"):
+        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+
+
+def test_public_weights_whose_directory_claims_more_than_there_is(tmp_path):
+    torch.save(dict(network().state_dict()), tmp_path / "a.pt")
+    content = (tmp_path / "a.pt").read_bytes()
+    size = struct.pack("<II", 5 * 16 * 4, 5 * 16 * 4)  # of the first weights, packed and unpacked
+    assert size in content
+    written(tmp_path, "a.pt", content.replace(size, struct.pack("<II", 2**31, 2**31)))
+    with pytest.raises(InputError, match=r"its members claim .* bytes, more than the"):
+        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+
+
+def test_an_image_that_claims_billions_of_pixels(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        stream = io.BytesIO()
+        Image.new("L", (4, 4)).save(stream, "PNG")
+        content = bytearray(stream.getvalue())
+        content[16:24] = struct.pack(">II", 60000, 60000)
+        content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+        written(tmp_path / name, "1.png", bytes(content))
+    with pytest.raises(InputError, match=r"1.png: cannot be read as an image .*decompression bomb"):
+        read_image_folder(tmp_path, "test")
+
+
+# ---- files that never end
+
+
+def test_a_pipe_among_the_images(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        os.mkfifo(tmp_path / name / "1.png")
+    with pytest.raises(InputError, match=r"1.png: is not a file"):
+        read_image_folder(tmp_path, "test")
+
+
+def _tuples_of_tuples(end: bytes) -> bytes:
+    """Forty tuples, each of which holds the one before twice: 2**40 leaves."""
+    doubled = b"".join(b"h" + bytes([i]) + b"h" + bytes([i]) + b"\x86q" + bytes([i + 1]) for i in range(40))
+    return b"\x80\x02}(K\x01K\x01\x86q\x00" + doubled + end
+
+
+@pytest.mark.parametrize("end", [b"K\x01u.", b"tU\x04data\x86."])
+def test_a_pickle_that_would_hash_or_print_for_ever(end):
+    with pytest.raises(InputError, match="it uses a tuple twice"):
+        read_python_batch(_tuples_of_tuples(end), "batch", records=RECORDS)
+
+
+def test_a_pickle_whose_shape_would_print_for_ever():
+    """Lists may be used twice, so the shape is never printed."""
+    doubled = b"".join(b"](h" + bytes([i]) + b"h" + bytes([i]) + b"eq" + bytes([i + 1]) for i in range(100, 140))
+    marker = b"(K\x01K" + bytes([RECORDS]) + b"M\x00\x0c\x86"
+    content = python_batch()
+    assert marker in content
+    hostile = content.replace(marker, b"(K\x01](](" + b"N" * 120 + b"eq\x64" + doubled + b"e\x85")
+    with pytest.raises(InputError, match=r"does not have the shape \(2, 3072\)"):
+        read_python_batch(hostile, "batch", records=RECORDS)
+
+
+def test_a_tar_header_within_a_header_within_a_header(tmp_path):
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 0
+    content = header.tobuf(tarfile.GNU_FORMAT) * 5000
+    path = written(tmp_path, "a.tar.gz", gzip.compress(content))
+    with pytest.raises(InputError, match=r"a.tar.gz"):
+        read_cifar10(path, "test", records_per_batch=RECORDS)
+
+
+# ---- archives that would write or reach elsewhere
+
+
+@pytest.mark.parametrize(
+    "name", ["../../test_batch.bin", "/tmp/test_batch.bin", "a/../../b/test_batch.bin", "C:\\test_batch.bin"]
+)
+def test_members_with_names_elsewhere_are_only_ever_read(tmp_path, name):
+    place = tmp_path / "in" / "here"
+    place.mkdir(parents=True)
+    with tarfile.open(place / "a.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = len(binary_batch())
+        archive.addfile(member, io.BytesIO(binary_batch()))
+    before = sorted(tmp_path.rglob("*"))
+    try:
+        assert len(read_cifar10(place / "a.tar.gz", "test", records_per_batch=RECORDS)) == RECORDS
+    except InputError as error:
+        assert "expected the members" in str(error)  # noqa: PT017 - either is right
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not Path("/tmp/test_batch.bin").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])
+def test_links_and_devices_in_an_archive_are_passed_over(tmp_path, kind):
+    secret = written(tmp_path, "secret", binary_batch())
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("test_batch.bin")
+        member.type, member.linkname = kind, str(secret)
+        archive.addfile(member)
+    with pytest.raises(InputError, match=r"expected the members test_batch.bin or test_batch, found none of them"):
+        read_cifar10(tmp_path / "a.tar.gz", "test", records_per_batch=RECORDS)
+
+
+@pytest.mark.parametrize("size", [2**33, 2**40, 2**62])
+def test_a_member_that_claims_to_be_huge(tmp_path, size):
+    member = tarfile.TarInfo("test_batch.bin")
+    member.size = size
+    path = written(tmp_path, "a.tar.gz", gzip.compress(member.tobuf(tarfile.GNU_FORMAT) + bytes(2048)))
+    with pytest.raises(InputError, match=f"expected 6146 bytes, got {size}"):
+        read_cifar10(path, "test", records_per_batch=RECORDS)
+
+
+@pytest.mark.parametrize("name", ["other", "test_batch.bin"])
+def test_an_archive_that_inflates_without_end(tmp_path, name):
+    member = tarfile.TarInfo("other")
+    member.size = 2**27
+    content = gzip.compress(member.tobuf(tarfile.GNU_FORMAT) + bytes(2**27), 1)
+    with pytest.raises(InputError, match="inflates to more than CIFAR-10 holds"):
+        read_cifar10(written(tmp_path, "a.tar.gz", content), "test", records_per_batch=RECORDS)
+
+
+UNPACKING = {"extract", "extractall", "unpack_archive", "_extract_member"}
+
+
+def test_no_source_of_ours_unpacks_an_archive_to_disk():
+    sources = sorted(Path(widemargin.__file__).parent.rglob("*.py"))
+    assert len(sources) > 100
+    for path in sources:
+        names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert not names & UNPACKING, path
+
+
+# ---- files that would run
+
+
+class _Harm:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("form", ["zip", "old", "bare"])
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt"])
+def test_public_weights_that_would_run_something(tmp_path, form, suffix):
+    harm, path = {"fcs.0.weight": _Harm(tmp_path / "harm")}, tmp_path / f"a{suffix}"
+    if form == "bare":
+        path.write_bytes(pickle.dumps(harm))
+    else:
+        torch.save(harm, path, _use_new_zipfile_serialization=form == "zip")
+    with pytest.raises(InputError, match="cannot be read as tensors alone, and nothing else is ever run"):
+        load_judgeable(str(path), image_shape=(1, 4, 4))
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_cifar_batch_that_would_run_something(tmp_path):
+    content = pickle.dumps({b"data": _Harm(tmp_path / "harm"), b"labels": []}, 2)
+    with pytest.raises(InputError, match="nothing in it was executed"):
+        read_python_batch(content, "batch", records=RECORDS)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_an_array_of_objects_is_never_unpickled(tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.array([_Harm(tmp_path / "harm")]), labels=np.array([0]))
+    with pytest.raises(InputError, match="holds Python objects"):
+        read_npz(tmp_path / "a.npz", "train")
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n", b"%PDF-1.4\n", b"GIF89a\x04\0\x04\0"]
+)
+def test_a_program_under_the_name_of_an_image(tmp_path, content):
+    """Pillow hands PostScript to Ghostscript; it is not asked."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        written(tmp_path / name, "1.png", content)
+    with pytest.raises(InputError, match=r"1.png: cannot be read as an image"):
+        read_image_folder(tmp_path, "test")
+
+
+# ---- configurations
+
+
+REAL = to_toml(next(iter(all_recipes().values())).config)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seed = " + "9" * 5000, "is not valid TOML"),
+        ("seed = 0x" + "f" * 5000, "seed must be a whole number of at most 64 bits"),
+        ("seed = 1" + "0" * 400, "seed must be a whole number of at most 64 bits"),
+        ("a" + ".a" * 2000 + " = 1", "nested too deeply"),
+        ("a = " + "[" * 5000 + "]" * 5000, "is not valid TOML"),
+        ("a = " + "{a = " * 100 + "1" + "}" * 100, "unknown key 'a'"),
+        ("model = {kind = [1]}", "model.kind must be one of"),
+        ("model = {kind = {kind = 1}}", "model.kind must be one of"),
+        ("seed = \ud800", "is not valid TOML"),
+        ("#" * 100_000, "is more than 65536 bytes"),
+    ],
+)
+def test_configurations_nobody_would_write(tmp_path, text, words):
+    kept = [line for line in REAL.splitlines() if not line.startswith("seed")]
+    body = "\n".join([text, *kept]) if "model" not in text else text
+    path = written(tmp_path, "a.toml", body.encode("utf-8", "surrogatepass"))
+    with pytest.raises(InputError, match=words):
+        read_toml(path)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "0x" + "f" * 5000, "[" * 5000, "1" + "0" * 400])
+def test_settings_nobody_would_give(value):
+    config = next(iter(all_recipes().values())).config
+    with pytest.raises(InputError):
+        with_overrides(config, [f"seed={value}"])
+
+
+def test_a_learning_rate_beyond_all_numbers():
+    table = {"optimizer": {"lr": 10**400}}
+    with pytest.raises(InputError, match=r"optimizer.lr must be a whole number of at most 64 bits"):
+        from_dict(table)

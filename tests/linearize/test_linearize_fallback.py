@@ -1,0 +1,290 @@
+"""Whatever the sweeps cannot account for goes to double backward and comes out right."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sweep_checks import (
+    PENALTIES,
+    Apply,
+    check,
+    check_layers,
+    is_recorded,
+    net,
+    penalties_slowly,
+    penalty_of,
+    uneven_gradients,
+)
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+from oracles import images, labels, relu_net, seeded, smooth_net
+from widemargin import ApproximateEMR, ExactEMR, InputError
+
+
+def made_up(forward: Callable[[Any, Tensor], Tensor]) -> type[Function]:
+    """An autograd function whose backward is not the derivative of its forward: three times the gradient."""
+
+    class MadeUp(Function):
+        @staticmethod
+        def backward(_ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return 3 * gradient
+
+    MadeUp.forward = staticmethod(forward)
+    return MadeUp
+
+
+def _dirty(ctx: Any, h: Tensor) -> Tensor:
+    ctx.mark_dirty(h)
+    return h.mul_(2)
+
+
+def _inner_graph(_ctx: Any, h: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return torch.tanh(h.detach()).detach()
+
+
+CUSTOM: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "sign": lambda _, h: h.sign(),
+    "twice": lambda _, h: h * 2,
+    "view": lambda _, h: h.view_as(h),
+    "itself": lambda _, h: h,
+    "dirty": _dirty,
+    "numpy": lambda _, h: torch.tensor(h.detach().numpy() * 2),
+    "numbers": lambda _, h: torch.tensor(h.tolist(), dtype=h.dtype),
+    "inner graph": _inner_graph,
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_custom_autograd_function(name: str) -> None:
+    function = made_up(CUSTOM[name])
+    activation = lambda h: function.apply(h + 0) + h  # noqa: E731
+    check_layers(lambda: nn.Linear(5, 6), nn.Tanh, lambda: Apply(activation), nn.Tanh, shape=(5,), recorded=False)
+
+
+def stop(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        return h * 2
+
+
+OUTSIDE = torch.linspace(0.5, 1.5, 6, dtype=torch.float64)
+
+FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "a tensor from a closure": (lambda h: h * OUTSIDE.to(h.dtype), ()),
+    "a weight from two": (lambda h, a, b: F.linear(h, a @ b), ((6, 2), (2, 6))),
+    "a positive scale": (lambda h, s: h * s.exp(), ((6,),)),
+    "a detached parameter": (lambda h, s: h * s.detach() + h * s, ((6,),)),
+    "under no_grad": (lambda h: h * stop(h), ()),
+    "detached": (lambda h: h * h.detach(), ()),
+    "straight through": (lambda h: h + (h.sign() - h).detach(), ()),
+    "data": (lambda h: h * h.data, ()),
+    "unknown operator": (lambda h: h.cumsum(1), ()),
+    "power": (lambda h: h**2, ()),
+    "several results": (lambda h: h.chunk(2, dim=1)[0], ()),
+    "maximum with its place": (lambda h: h.max(1, keepdim=True).values, ()),
+    "pool with places": (lambda h: F.max_pool1d(h, 2, return_indices=True)[0], ()),
+    "vmap": (lambda h: torch.vmap(torch.relu)(h), ()),
+    "other namespace": (lambda h: torch.ops.aten.tanh(h), ()),
+}
+
+
+def _hooked(h: Tensor) -> Tensor:
+    h = h * 1
+    if h.requires_grad:
+        h.register_hook(lambda gradient: 2 * gradient)
+    return h
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function(name: str) -> None:
+    function, sizes = FUNCTIONS[name]
+    layers = [lambda: nn.Linear(5, 6), lambda: Apply(function, *sizes), nn.Tanh]
+    check_layers(*layers, shape=(5,), recorded=False)
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_parametrization(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    check_layers(lambda: wrap(nn.Linear(5, 6)), nn.ReLU, shape=(5,), recorded=False)
+
+
+def test_what_nobody_reads_does_not_matter() -> None:
+    seen = []
+
+    def watched(h: Tensor) -> Tensor:
+        seen.append((h.detach().norm(), h.cumsum(1), h.tolist(), bool((h > 0).any())))
+        return h
+
+    check_layers(lambda: nn.Linear(5, 6), lambda: Apply(watched), nn.Tanh, shape=(5,))
+    assert seen
+
+
+def test_a_weight_that_depends_on_the_images() -> None:
+    assert not is_recorded(nn.Sequential(nn.Linear(5, 6), Apply(lambda h: F.linear(h, h))), torch.rand(3, 5))
+
+
+def test_constants_made_on_the_way() -> None:
+    def plain(h: Tensor) -> Tensor:
+        grid = torch.arange(6.0).to(h.dtype) / 15
+        return h * grid + h.relu() * (grid + 1)
+
+    def scaled(h: Tensor) -> Tensor:
+        grid = torch.arange(6.0).to(h.dtype)
+        grid = grid / grid.sum()
+        first = h * grid
+        grid.add_(1)  # after it was read
+        return first + h * grid * (h > 0).to(h.dtype)
+
+    def network(function: Callable[[Tensor], Tensor]) -> nn.Module:
+        return seeded(0, lambda: net(nn.Linear(5, 6), Apply(function), shape=(5,)))
+
+    check(network(scaled), images(3, 5), like=network(plain))
+
+
+def test_hook_on_an_activation() -> None:
+    model = seeded(0, lambda: net(nn.Linear(5, 6), Apply(_hooked), nn.Tanh(), shape=(5,)))
+    check(model, images(3, 5), recorded=False)
+
+
+def test_hook_on_the_backward_pass_of_a_module() -> None:
+    model = seeded(0, lambda: net(nn.Linear(5, 6), nn.Tanh(), shape=(5,)))
+    model[0][1].register_full_backward_hook(lambda _module, gradients, _: (2 * gradients[0],))
+    check(model, images(3, 5), recorded=False)
+
+
+def test_forward_hook_that_changes_the_output() -> None:
+    model = seeded(0, lambda: net(nn.Linear(5, 6), nn.Tanh(), shape=(5,)))
+    plain = penalty_of("exact", model, images(3, 5))
+    model[0][0].register_forward_hook(lambda _module, _inputs, output: output * 2)
+    assert not torch.allclose(plain, penalty_of("exact", model, images(3, 5)))
+    check(model, images(3, 5))
+
+
+def test_result_written_into_a_tensor_is_refused_as_torch_does() -> None:
+    def written(h: Tensor) -> Tensor:
+        return torch.mul(h, 2, out=torch.empty_like(h))
+
+    model = seeded(0, lambda: nn.Sequential(nn.Linear(5, 6), Apply(written), nn.Linear(6, 3)))
+    with pytest.raises(RuntimeError, match=r"out=.* don't support automatic differentiation"):
+        penalty_of("exact", model, images(3, 5))
+
+
+def test_numpy_is_refused_as_torch_does() -> None:
+    model = seeded(0, lambda: nn.Sequential(nn.Linear(5, 3), Apply(lambda h: h * float(h.numpy().sum()))))
+    with pytest.raises(RuntimeError, match="Can't call numpy"):
+        penalty_of("exact", model, images(3, 5))
+
+
+def test_checkpoint() -> None:
+    inner = seeded(0, lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh()))
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner, self.last = nn.Linear(5, 6), inner, nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(checkpoint(self.inner, self.first(x), use_reentrant=False))
+
+    check(seeded(0, Checkpointed), images(3, 5))
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.parametrize("make", [smooth_net, relu_net])
+def test_hooks_on_saved_tensors(name: str, make: Callable[[], nn.Module]) -> None:
+    model, x = make(num_classes=3), images(3, 1, 3, 5)
+    expected = uneven_gradients(model, penalties_slowly(model, x)[name])
+    packed = []
+    with saved_tensors_hooks(lambda tensor: packed.append(tensor.shape) or tensor, lambda tensor: tensor):
+        gradients = uneven_gradients(model, penalty_of(name, model, x))
+    assert packed
+    for key, right in expected.items():
+        torch.testing.assert_close(gradients[key], right, rtol=1e-9, atol=1e-12)
+
+
+def test_python_state_that_changes_between_calls() -> None:
+    class Alternating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([relu_net(3), smooth_net(3)])
+            self.turn = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[self.turn](x)
+
+    model, x = Alternating(), images(3, 1, 3, 5)
+    for turn in (0, 1, 0):
+        model.turn = turn
+        check(model, x)
+
+
+def test_scripted_part() -> None:
+    model = seeded(0, lambda: net(nn.Linear(5, 6), nn.Tanh(), shape=(5,)))
+    traced = torch.jit.trace(model[0], images(3, 5))
+    whole = nn.Sequential(traced, *model[1:])
+    check(whole, images(3, 5), recorded=False)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_only_biases_of_a_piecewise_linear_model(name: str) -> None:
+    """They move no input gradient; the error of the loss does see them."""
+    model, x = relu_net(num_classes=3), images(3, 1, 3, 5)
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_(key.endswith("bias"))
+    if name != "input gradient":
+        with pytest.raises(InputError, match="the penalty does not depend on the parameters"):
+            penalty_of(name, model, x).sum().backward()
+        return
+    actual, expected = penalty_of(name, model, x), penalties_slowly(model, x)[name]
+    for key, right in uneven_gradients(model, expected).items():
+        torch.testing.assert_close(uneven_gradients(model, actual)[key], right, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("shown", [torch.inference_mode, torch.no_grad])
+def test_model_without_gradients_is_refused(shown: Callable[[], Any]) -> None:
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with shown():
+                return self.layer(x)
+
+    for emr in (ApproximateEMR(), ExactEMR()):
+        with pytest.raises(InputError, match="logits carry no gradient"):
+            emr(seeded(0, Hidden), images(3, 5))
+
+
+@pytest.mark.parametrize("wrong", [lambda z: (z, z), lambda z: z.unsqueeze(1), lambda z: z[:1], lambda z: z[:, :1]])
+def test_wrong_logits_are_refused(wrong: Callable[[Tensor], Any]) -> None:
+    model = nn.Sequential(smooth_net(), Apply(wrong))
+    with pytest.raises(InputError, match=r"must return logits of shape \(3, K\) with K >= 2"):
+        ExactEMR()(model, images(3, 1, 3, 5))
+
+
+def test_batch_norm_that_couples_samples_keeps_its_statistics() -> None:
+    class Forced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer = nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            norm = self.norm
+            return self.layer(F.batch_norm(x, norm.running_mean, norm.running_var, training=True))
+
+    model = seeded(0, Forced)
+    with pytest.raises(InputError, match="batch norm without running statistics"):
+        ExactEMR()(model, images(3, 5))
+    assert torch.equal(model.norm.running_mean, torch.zeros(5, dtype=torch.float64))
+
+
+def test_labels_are_still_checked() -> None:
+    with pytest.raises(InputError, match=r"labels must be in 0\.\.3"):
+        PENALTIES["input gradient"](relu_net(), images(3, 1, 3, 5), labels(3, 4) + 3)
+    assert is_recorded(relu_net(), images(3, 1, 3, 5))
