@@ -29,6 +29,7 @@ from widemargin.data.image_folder import read_image_folder
 from widemargin.data.npz import read_npz
 from widemargin.errors import InputError
 from widemargin.evaluation.subject import load_judgeable
+from widemargin.models import load_public_state_dict
 from widemargin.recipes.catalog import all_recipes
 
 
@@ -132,6 +133,27 @@ def test_public_weights_that_are_none(tmp_path, value, words):
         load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"block1.layer.0.conv1.weight": [1], "fc.weight": [3]},
+        {"layer4.0.conv1.weight": [1], "bn1.weight": [1], "linear.weight": [3]},
+        {"conv4.weight": [1], "conv4.bias": [1], "fc.weight": []},
+        {"fcs.0.weight": [3, 16], "fcs.7.weight": [3, 3]},
+    ],
+)
+def test_public_weights_with_the_names_of_a_network_and_not_its_layers(tmp_path, shapes):
+    torch.save({key: torch.zeros(shape) for key, shape in shapes.items()}, tmp_path / "a.pt")
+    with pytest.raises(InputError, match=r"these weights (are of|have a last layer)|must be an integer of at least"):
+        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+
+
+def test_weights_without_values_do_not_pass_for_a_trained_network():
+    empty = {key: value.to("meta") for key, value in network().state_dict().items()}
+    with pytest.raises(InputError, match=r"hold no values for fcs.0.weight"):
+        load_public_state_dict(network(), empty)
+
+
 def test_public_weights_nested_in_themselves(tmp_path):
     state: dict[str, object] = {}
     state["state_dict"] = state
@@ -217,7 +239,7 @@ def test_a_tar_header_within_a_header_within_a_header(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["../../test_batch.bin", "/tmp/test_batch.bin", "a/../../b/test_batch.bin", "C:\\test_batch.bin"]
+    "name", ["../../test_batch.bin", "/elsewhere/test_batch.bin", "a/../../b/test_batch.bin", "C:\\test_batch.bin"]
 )
 def test_members_with_names_elsewhere_are_only_ever_read(tmp_path, name):
     place = tmp_path / "in" / "here"
@@ -232,7 +254,7 @@ def test_members_with_names_elsewhere_are_only_ever_read(tmp_path, name):
     except InputError as error:
         assert "expected the members" in str(error)  # noqa: PT017 - either is right
     assert sorted(tmp_path.rglob("*")) == before
-    assert not Path("/tmp/test_batch.bin").exists()
+    assert not Path("/elsewhere/test_batch.bin").exists()
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])

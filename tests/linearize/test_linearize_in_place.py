@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from sweep_checks import Apply, check, net, penalty_of
+from sweep_checks import Apply, check, is_recorded, net, penalty_of
 from torch import Tensor, nn
 
 from oracles import images, seeded
@@ -167,6 +167,16 @@ LEFT: dict[str, tuple[Function, Function]] = {
 @pytest.mark.parametrize("name", LEFT)
 def test_left_to_double_backward(name: str) -> None:
     check_same(*LEFT[name], recorded=False)
+
+
+def test_a_type_that_would_widen_is_left() -> None:
+    def narrow(h: Tensor) -> Tensor:
+        low = h.float()
+        low += h.double()
+        return low.float()
+
+    model = nn.Sequential(nn.Linear(5, 6), Apply(narrow), nn.Linear(6, 3))
+    assert not is_recorded(model, images(3, 5, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("change", [lambda x: x.mul_(0.5), lambda x: x.__setitem__(0, 0.0)], ids=["mul_", "set item"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -268,6 +269,15 @@ def test_torchs_other_batch_norm_is_not_misread() -> None:
     layers = lambda: (nn.Linear(5, 6), Apply(normalize, (6,), (6,)), nn.ReLU(), nn.Linear(6, 3))  # noqa: E731
     model = seeded(0, lambda: nn.Sequential(*layers()))
     check(model, images(3, 5), recorded=False)
+
+
+class Pair(NamedTuple):
+    one: Tensor
+    two: Tensor
+
+
+def test_tensors_in_a_named_tuple() -> None:
+    check_layers(lambda: nn.Linear(5, 6), lambda: Apply(lambda h: torch.cat(Pair(h, h.relu()), 1)), shape=(5,))
 
 
 def test_arguments_by_name() -> None:

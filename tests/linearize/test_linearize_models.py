@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from oracles import assert_close_to_largest, images, relu_net, seeded, smooth_net, troublesome_net
 from widemargin.heads import Hypersphere, LargeMargin, Linear
+from widemargin.linearize.record import record
 from widemargin.models import (
     CNNConfig,
     LBGATTeacherConfig,
@@ -169,6 +170,14 @@ def test_autocast(name: str, activation: type[nn.Module]) -> None:
     for key, right in uneven_gradients(wide, slow).items():
         assert gradients[key].dtype == torch.float32
         assert_close_to_largest(gradients[key], right, 0.1)
+
+
+def test_operators_are_differentiated_under_the_autocast_they_ran_in() -> None:
+    model = nn.Sequential(nn.Conv3d(1, 2, 1), nn.AvgPool3d(2), nn.Flatten(), nn.Linear(2, 3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, tape = record(model, torch.rand(2, 1, 2, 2, 2), frozenset(["0.weight"]))
+    narrow = torch.zeros(1, 2, 2, 2, 2, 2, dtype=torch.bfloat16)
+    assert tape.entries[1].layer.tangent([narrow]).dtype == torch.float32  # autocast pools 3d in float32
 
 
 def test_autocast_loses_no_gradient_of_the_pass_after_it() -> None:

@@ -12,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from oracles import images, relu_net, seeded, smooth_net
 from widemargin import ApproximateEMR
+from widemargin.linearize import PlainStages, squared_products
+from widemargin.regularizers.input_gradients import by_double_backward
 
 NETS = {"relu": relu_net, "smooth": smooth_net}
 X = (3, 1, 3, 5)
@@ -111,6 +113,23 @@ def test_weights_changed_inside_the_forward_pass_are_noticed() -> None:
             return self.last(h)
 
     assert not is_recorded(seeded(0, Restless), images(3, 5))
+
+
+@pytest.mark.parametrize("at_once", [1, 16])
+def test_several_cotangents_that_move_with_the_logits(at_once: int) -> None:
+    model, x = smooth_net(num_classes=3), images(*X)
+
+    def cotangents(logits: Tensor) -> Tensor:
+        return torch.stack([torch.softmax(logits, 1), logits.square()])
+
+    parameters = dict(model.named_parameters())
+    stages = PlainStages(model, frozenset(parameters))
+    penalty = squared_products(stages, parameters, x, cotangents, at_once=at_once, constant=False)
+    expected = by_double_backward("test", model, x, cotangents, at_once=at_once, constant=False)
+    torch.testing.assert_close(penalty, expected, rtol=1e-10, atol=1e-13)
+    gradients = uneven_gradients(model, penalty)
+    for key, right in uneven_gradients(model, expected).items():
+        torch.testing.assert_close(gradients[key], right, rtol=1e-9, atol=1e-12)
 
 
 def convolutional() -> nn.Module:

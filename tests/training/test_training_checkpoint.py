@@ -45,7 +45,8 @@ def test_the_description_inside_the_file_is_complete(run, name):
     assert table["image_shape"] == [1, 28, 28]
     assert table["num_classes"] == 10
     assert table["step"] == 0
-    assert table["versions"].keys() == {"widemargin", "torch", "python"}
+    assert table["versions"].keys() == {"widemargin", "torch", "python", "engine"}
+    assert table["versions"]["engine"] == "eager, float32"
     assert table["versions"]["torch"] == torch.__version__
     line = result.metrics[table["epoch"] - 1]
     for key in ("validation_robust", "validation_clean", "test_clean", "test_robust"):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from widemargin.cli.arguments import import_own
+from widemargin.cli.bench import bench
 from widemargin.cli.demo import demo
 from widemargin.cli.evaluate import evaluate
 from widemargin.cli.interrupted import InterruptionError
@@ -49,6 +50,7 @@ app.command("margins")(margins)
 app.command("reproduce")(reproduce)
 app.command("report")(report)
 app.command("sweep")(sweep)
+app.command("bench")(bench)
 app.add_typer(recipes_app, name="recipes")
 
 

@@ -61,7 +61,8 @@ class FastNetwork(nn.Module):
         return self._run(self._features, x)
 
     def stages(self) -> Stages:
-        """The sweeps of a penalty, on the twin."""
+        """The sweeps of a penalty, on the twin, with the statistics as they are now."""
+        self.twin.refresh_statistics()
         trained = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
         if trained not in self._stages:
             plain = PlainStages(self.twin, trained)

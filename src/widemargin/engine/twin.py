@@ -1,14 +1,16 @@
 """A second view of a model for passes that train nothing: evaluation mode, no gradients, weights in a smaller type.
 
-Everything is shared with the model (batch-norm statistics, scales, biases of layers that stay in float32) except the
-weights of convolutions and linear layers, which are copies in the smaller type, refreshed once a step. So an attack
-casts no weights, computes no weight gradients and never switches the model between modes.
+Everything is shared with the model except the weights of convolutions and linear layers, which are copies in the smaller
+type, and batch norms, which are a scale and a shift; both are refreshed once a step. So an attack casts no weights,
+computes no weight gradients and never switches the model between modes.
 """
 
 import copy
 
 import torch
 from torch import Tensor, nn
+
+from widemargin.engine.folding import fold_batch_norms, refresh_folds
 
 _CAST = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, nn.Linear.forward)
 
@@ -24,6 +26,7 @@ class Twin(nn.Module):
         self._ours: list[Tensor] = []
         for mine, theirs in zip(self.model.modules(), model.modules(), strict=True):
             self._share(mine, theirs, dtype)
+        self._norms = fold_batch_norms(self.model)
 
     def _share(self, mine: nn.Module, theirs: nn.Module, dtype: torch.dtype) -> None:
         casts = type(theirs).forward in _CAST
@@ -39,9 +42,14 @@ class Twin(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the weights as they are now."""
+        """Take the weights and the statistics as they are now."""
         if self._ours:
             torch._foreach_copy_(self._ours, self._theirs)
+        self.refresh_statistics()
+
+    def refresh_statistics(self) -> None:
+        """Take the batch-norm statistics as they are now: a training-mode pass has changed them."""
+        refresh_folds(self._norms)
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits, computed in the smaller type."""

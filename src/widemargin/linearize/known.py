@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from widemargin.linearize.folded import folded_batch_norm
+
 Function = Callable[..., Any]
 Kind = Literal["linear", "piecewise", "curved"]
 """Of the dependence on the activations; a tangent through a curved operator depends on where they are."""
@@ -51,6 +53,7 @@ def _functions() -> dict[Function, str]:
     names = [*BY_HAND, *ARITHMETIC, *SHAPES, *AVERAGES, *PIECEWISE, *CURVED]
     found = {getattr(space, name, None): name for name in names for space in (torch, Tensor, F)}
     found |= {getattr(Tensor, dunder): name for dunder, name in _DUNDERS.items()}
+    found[folded_batch_norm] = "folded_batch_norm"
     return {f: name for f, name in found.items() if callable(f) and f not in _OTHER_ARGUMENTS}
 
 

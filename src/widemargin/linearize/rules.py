@@ -124,6 +124,20 @@ def _batch_norm(call: Call) -> Layer:
     )
 
 
+def _folded_batch_norm(call: Call) -> Layer:
+    x, scale, _, mean, inverse, weight, bias = call.args
+    _only_input(call, scale, mean, inverse, weight, bias)
+    shape = (-1, *[1] * (x.dim() - 2))
+    return BatchNorm(
+        scale=scale.view(shape),
+        inverse_deviation=inverse.view(shape),
+        mean=mean.view(shape),
+        weight_name=call.parameter(weight),
+        bias_name=call.parameter(bias),
+        x=x,
+    )
+
+
 def _relu(call: Call) -> Layer:
     return Slopes(passes=call.x > 0, elsewhere=0.0)
 
@@ -168,6 +182,7 @@ _BY_HAND: dict[str, Callable[[Call], Layer]] = {
     "conv3d": _convolution,
     "linear": _affine,
     "batch_norm": _batch_norm,
+    "folded_batch_norm": _folded_batch_norm,
     "relu": _relu,
     "leaky_relu": _leaky_relu,
     "relu6": _relu6,

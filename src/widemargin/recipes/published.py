@@ -32,3 +32,9 @@ def published(table: str, row: str, *, model: str | None = None, weight_decay: f
     if len(rows) != 1:
         raise LookupError(f"{len(rows)} rows of {table} match {wanted}")
     return Published(table=table, row=row, results={key: rows[0][key] for key in RESULTS if key in rows[0]})
+
+
+def published_step_times() -> dict[str, dict[str, float]]:
+    """Row -> standard, igr, he, emr -> seconds of one step of WRN-34-10 at batch 128 on one V100."""
+    rows = _tables()["supplement_step_time"]["rows"]
+    return {row["row"]: {key: value for key, value in row.items() if key != "row"} for row in rows}

@@ -1,0 +1,119 @@
+"""Small runs over every objective and penalty, and how to take their steps with any engine."""
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from widemargin.attacks import PGD
+from widemargin.config import DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
+from widemargin.data import Batch
+from widemargin.engine import Plan
+from widemargin.heads import Hypersphere, LargeMargin
+from widemargin.models import CNNConfig, LBGATTeacherConfig, MLPConfig, ResNet18Config, WideResNetConfig
+from widemargin.models.catalog import build_model
+from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
+from widemargin.training.state import TrainState, make_optimizer
+from widemargin.training.step import Moment
+from widemargin.training.steps import Steps, make_steps
+from widemargin.types import Nets
+
+SHAPES = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "resnet": (3, 16, 16), "wide": (3, 16, 16), "leaky": (3, 16, 16)}
+MODELS = {
+    "mlp": MLPConfig(hidden=(24, 24)),
+    "cnn": CNNConfig(),
+    "resnet": ResNet18Config(width=4),
+    "wide": WideResNetConfig(depth=10, widen=1, variant="trades"),
+    "leaky": WideResNetConfig(depth=10, widen=1, variant="madry"),
+}
+PLAIN = PGD(eps=8 / 255, step_size=2 / 255, steps=2)
+RANDOM = replace(PLAIN, random_start="gaussian")
+OBJECTIVES = {
+    "st": Standard(),
+    "at": Adversarial(attack=PLAIN),
+    "at-random": Adversarial(attack=replace(PLAIN, random_start="uniform")),
+    "at-train-mode": Adversarial(attack=replace(PLAIN, mode="train")),
+    "trades": Trades(attack=RANDOM),
+    "mart": Mart(attack=PLAIN),
+    "mail": Mail(attack=PLAIN, over="at", slope=5.0, bias=-0.05, burn_in=1),
+    "lbgat": Lbgat(attack=RANDOM, beta=1.0),
+}
+PENALTIES = {
+    "none": {},
+    "exact": {"emr": EMRConfig(kind="exact", weight=0.01)},
+    "approximate": {"emr": EMRConfig(kind="approximate", weight=0.1)},
+    "stochastic": {"emr": EMRConfig(kind="stochastic", weight=0.01, every=2)},
+    "igr": {"igr": IGRConfig(weight=0.1)},
+    "both": {"emr": EMRConfig(kind="approximate", weight=0.1), "igr": IGRConfig(weight=0.1)},
+}
+HEADS = {"linear": {}, "hypersphere": {"head": Hypersphere()}, "large-margin": {"head": LargeMargin()}}
+
+
+def run_of(model: str = "mlp", objective: str = "st", penalties: str = "none", head: str = "linear") -> RunConfig:
+    teacher = LBGATTeacherConfig(width=4) if objective == "lbgat" else None
+    return RunConfig(
+        name="engine",
+        epochs=2,
+        batch_size=6,
+        data=DataConfig(name="mnist"),
+        model=MODELS[model],
+        objective=OBJECTIVES[objective],
+        teacher=teacher,
+        optimizer=OptimizerConfig(lr=0.02, weight_decay=1e-3),
+        **PENALTIES[penalties],
+        **HEADS[head],
+    )
+
+
+def state_of(config: RunConfig, device: str = "cpu", shape: tuple[int, int, int] = (1, 28, 28)) -> TrainState:
+    sizes = {"image_shape": shape, "num_classes": 10}
+    model = build_model(config.model, **sizes, seed=0, make_head=config.head).to(device).train()
+    teacher = None
+    if config.teacher is not None:
+        teacher = build_model(config.teacher, **sizes, seed=1).to(device).train()
+    nets = Nets(model=model, teacher=teacher)
+    return TrainState(nets=nets, optimizer=make_optimizer(nets, config.optimizer))
+
+
+def batches(shape: tuple[int, int, int], count: int, device: str = "cpu") -> list[Batch]:
+    generator = torch.Generator().manual_seed(3)
+    made = []
+    for step in range(count):
+        images = torch.rand(6, *shape, generator=generator).to(device)
+        labels = torch.randint(0, 10, (6,), generator=generator).to(device)
+        made.append(Batch(step, torch.arange(6), images, labels))
+    return made
+
+
+def take(steps: Steps, given: list[Batch], *, per_epoch: int = 10) -> None:
+    for number, batch in enumerate(given):
+        epoch, step = divmod(number, per_epoch)
+        steps(batch, Moment(seed=0, epoch=epoch, step=step, steps_per_epoch=per_epoch))
+
+
+def trained(config: RunConfig, plan: Plan, model: str, *, count: int, device: str = "cpu") -> TrainState:
+    """The state after ``count`` steps under a plan."""
+    shape = SHAPES[model]
+    state = state_of(config, device, shape)
+    take(make_steps(plan, state, config), batches(shape, count, device))
+    return state
+
+
+def weights(state: TrainState) -> Tensor:
+    """Every parameter and statistic of every network, flat."""
+    nets = [net.state_dict() for net in state.nets.all().values()]
+    return torch.cat([value.double().flatten().cpu() for net in nets for value in net.values()])
+
+
+def gradients(model: nn.Module, value: Tensor) -> Tensor:
+    """d value / d parameters, flat, zero where there is none."""
+    parameters = list(model.parameters())
+    found = torch.autograd.grad(value, parameters, allow_unused=True)
+    pairs = zip(found, parameters, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+
+
+def twin_of(model: nn.Module) -> nn.Module:
+    """A copy with weights of its own."""
+    return copy.deepcopy(model)

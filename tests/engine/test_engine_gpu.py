@@ -1,0 +1,135 @@
+"""On a GPU: captured steps equal steps that are not, fast equals eager, bfloat16 stays within its tolerance."""
+
+import pytest
+import torch
+
+from engine_cases import OBJECTIVES, PENALTIES, SHAPES, batches, gradients, run_of, state_of, take, trained, weights
+from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
+from widemargin.engine import FastNetwork, Plan, make_plan
+from widemargin.precision import full_float32
+from widemargin.regularizers import InputGradient
+from widemargin.training.graphed import GraphedSteps
+from widemargin.training.steps import make_steps
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+GRAPHED = Plan(engine="fast", graphs=True)
+REDUCED = Plan(engine="fast", precision="bfloat16", channels_last=True, compiler="inductor", graphs=True)
+STEPS = 20
+REGULARIZERS = {
+    "exact": ExactEMR(),
+    "approximate": ApproximateEMR(),
+    "stochastic": StochasticEMR(),
+    "igr": InputGradient(),
+}
+
+
+@pytest.fixture(autouse=True)
+def exact_arithmetic():  # type: ignore[no-untyped-def]
+    before = torch.backends.cudnn.benchmark
+    with full_float32():
+        yield
+    torch.backends.cudnn.benchmark = before
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("penalties", ["none", "approximate", "stochastic"])
+def test_a_captured_trajectory_equals_one_that_is_not(objective: str, penalties: str) -> None:
+    config = run_of("resnet", objective, penalties)
+    captured = trained(config, GRAPHED, "resnet", count=STEPS, device="cuda")
+    state = state_of(config, "cuda", SHAPES["resnet"])
+    steps = make_steps(GRAPHED, state, config)
+    assert isinstance(steps, GraphedSteps)
+    steps._captures = False
+    take(steps, batches(SHAPES["resnet"], STEPS, "cuda"))
+    assert difference(weights(captured), weights(state)) < 1e-4
+    assert captured.sums.keys() == state.sums.keys()
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet", "leaky"])
+@pytest.mark.parametrize("penalties", PENALTIES)
+@pytest.mark.parametrize("objective", ["st", "at"])
+def test_fast_float32_equals_eager(model: str, objective: str, penalties: str) -> None:
+    if penalties == "stochastic":
+        pytest.skip("its random numbers come from the GPU's generator")
+    config = run_of(model, objective, penalties)
+    eager = trained(config, Plan(), model, count=STEPS, device="cuda")
+    fast = trained(config, GRAPHED, model, count=STEPS, device="cuda")
+    assert difference(weights(fast), weights(eager)) < 1e-3
+
+
+def test_random_numbers_change_from_step_to_step_and_repeat() -> None:
+    config = run_of("mlp", "at-random", "stochastic")
+    first, second = (trained(config, GRAPHED, "mlp", count=STEPS, device="cuda") for _ in range(2))
+    assert torch.equal(weights(first), weights(second))
+    state = state_of(config, "cuda")
+    steps = make_steps(GRAPHED, state, config)
+    same = batches(SHAPES["mlp"], 1, "cuda") * 12
+    values = []
+    for number, batch in enumerate(same):
+        for group in state.optimizer.param_groups:
+            group["lr"].fill_(0.0)
+        before = float(state.sums["emr"]) if "emr" in state.sums else 0.0
+        take_one(steps, batch, number)
+        values.append(float(state.sums["emr"]) - before)
+    assert len({round(value, 9) for value in values[::2]}) == 6
+
+
+def take_one(steps, batch, number):  # type: ignore[no-untyped-def]
+    from widemargin.training.step import Moment
+
+    steps(batch, Moment(seed=0, epoch=0, step=number, steps_per_epoch=100))
+
+
+@pytest.mark.parametrize("name", REGULARIZERS)
+@pytest.mark.parametrize("model", ["resnet", "leaky"])
+def test_bfloat16_penalty_gradients(model: str, name: str) -> None:
+    state = state_of(run_of(model), "cuda", SHAPES[model])
+    batch = batches(SHAPES[model], 1, "cuda")[0]
+    network, x, y = state.nets.model, batch.images, batch.labels
+    network(x)
+    seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
+    reference = gradients(network, REGULARIZERS[name](network, x, y, generator=seeds[0]).mean())
+    state.lay_out(channels_last=True)
+    fast = FastNetwork(network, REDUCED)
+    fast.refresh()
+    ours = gradients(network, REGULARIZERS[name](fast, x, y, generator=seeds[1]).mean())
+    assert torch.nn.functional.cosine_similarity(ours, reference, dim=0) > 0.995
+    assert difference(ours, reference) < 0.1
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_bfloat16_step_of_every_objective(objective: str) -> None:
+    config = run_of("resnet", objective, "both")
+    eager = trained(config, Plan(), "resnet", count=1, device="cuda")
+    fast = trained(config, REDUCED, "resnet", count=1, device="cuda")
+    start = weights(state_of(config, "cuda", SHAPES["resnet"]))
+    moved, expected = weights(fast) - start, weights(eager) - start
+    assert torch.nn.functional.cosine_similarity(moved, expected, dim=0) > 0.95
+    assert float(fast.sums["loss"]) == pytest.approx(float(eager.sums["loss"]), rel=0.05)
+
+
+def test_the_plan_for_this_gpu() -> None:
+    device = torch.device("cuda")
+    small = state_of(run_of("mlp"), "cuda").nets.model
+    assert make_plan("auto", small, (1, 28, 28), device) == Plan(engine="fast", graphs=True)
+    assert make_plan("eager", small, (1, 28, 28), device) == Plan()
+
+
+def test_an_objective_that_cannot_be_captured_still_trains() -> None:
+    class Peeking(type(OBJECTIVES["st"])):  # type: ignore[misc]
+        def __call__(self, nets, x, y, *, epoch, generator=None):  # type: ignore[no-untyped-def]
+            outcome = super().__call__(nets, x, y, epoch=epoch, generator=generator)
+            assert float(outcome.loss.detach().sum()) > 0  # reads a value: a graph cannot
+            return outcome
+
+    from dataclasses import replace
+
+    config = replace(run_of("mlp"), objective=Peeking())
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        peeking = trained(config, GRAPHED, "mlp", count=8, device="cuda")
+    plain = trained(run_of("mlp"), Plan(), "mlp", count=8, device="cuda")
+    assert difference(weights(peeking), weights(plain)) < 1e-4
