@@ -5,33 +5,25 @@ Every variant is timed in turn, round after round, so that a busy machine slows 
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
 from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
+from widemargin.bench.naive import naive_penalty
+from widemargin.bench.progress import Phases
+from widemargin.bench.timing import Clock, Step, interleaved
 from widemargin.models import MLP
 from widemargin.types import Regularizer
-
-Step = Callable[[], None]
 
 
 def plain_loop(model: nn.Module, x: Tensor) -> Tensor:
     """Exact EMR as the paper describes it: one input gradient per class, one after the other."""
-    leaf = x.clone().requires_grad_(True)
-    logits = model(leaf)
-    total = torch.zeros(len(x))
-    for j in range(logits.shape[1]):
-        (row,) = torch.autograd.grad(logits[:, j].sum(), leaf, create_graph=True)
-        total = total + row.flatten(1).square().sum(1)
-    return total
+    return naive_penalty(ExactEMR(), model, x, torch.zeros(len(x), dtype=torch.long))
 
 
 def training_step(
@@ -63,15 +55,12 @@ def penalty_only(model: nn.Module, x: Tensor, penalty: Callable[[nn.Module, Tens
 
 def medians(steps: dict[str, Step], rounds: int) -> dict[str, float]:
     """Median seconds of each step over interleaved rounds, after one warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         step()
-    for _ in track(range(rounds), "timing", console=Console(stderr=True), transient=True):
-        for name, step in steps.items():
-            began = time.perf_counter()
-            step()
-            times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values) for name, values in times.items()}
+    with Phases(Console(stderr=True)) as phases:
+        phases.say("timing", rounds)
+        times = interleaved(steps, Clock(torch.device("cpu")), rounds, phases.advance)
+    return {name: timing.median for name, timing in times.items()}
 
 
 def main() -> None:

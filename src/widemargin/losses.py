@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from widemargin import shares
 from widemargin.errors import InputError
 
 # MART's three small constants, as published.
@@ -73,7 +74,7 @@ def mail_weights(logits_adv: Tensor, y: Tensor, slope: float, bias: float, *, me
     p_adv = torch.softmax(wide(logits_adv.detach()), dim=1)
     margin = _of_label(p_adv, y) - _largest_wrong(p_adv, y)
     weights = MAIL_SCALE * torch.sigmoid(slope * (bias - margin))
-    return weights / weights.mean() if mean_one else weights
+    return weights / shares.batch_mean(weights) if mean_one else weights
 
 
 def mail_at(

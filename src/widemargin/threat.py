@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from widemargin import randomness
 from widemargin.checks import check_number, choice, pixel_hint
 from widemargin.types import Norm
 
@@ -40,7 +41,7 @@ class Linf:
 
     def random(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A perturbation drawn uniformly from the ball."""
-        unit = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device)
+        unit = randomness.uniform(x.shape, generator=generator, dtype=x.dtype)
         return (2 * unit - 1).mul_(self.eps).to(x.device)
 
     def size(self, delta: Tensor) -> Tensor:
@@ -73,8 +74,8 @@ class L2:
 
     def random(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A perturbation drawn uniformly from the ball (a Gaussian direction, a radius with density r^(D-1))."""
-        direction = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device)
-        radius = torch.rand(x.shape[0], generator=generator, dtype=x.dtype, device=generator.device)
+        direction = randomness.normal(x.shape, generator=generator, dtype=x.dtype)
+        radius = randomness.uniform(x.shape[:1], generator=generator, dtype=x.dtype)
         radius = self.eps * radius ** (1.0 / x[0].numel())
         return (direction * _per_sample(radius / self.size(direction), direction)).to(x.device)
 

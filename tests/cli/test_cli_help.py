@@ -11,6 +11,7 @@ VERBS = {
     "evaluate": ("TARGET", "autoattack", "--attacks", "--eps", "--step-size", "--norm", "--limit", "--json", "8/255"),
     "margins": ("RUN_OR_CHECKPOINT", "--split", "--at", "--norm", "--picture", "--json", "histogram"),
     "recipes": ("show", "List"),
+    "bench": ("--model", "--objective", "--emr", "--engine", "--rounds", "--paper", "--no-naive", "--json"),
 }
 
 

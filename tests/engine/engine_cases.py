@@ -92,11 +92,22 @@ def take(steps: Steps, given: list[Batch], *, per_epoch: int = 10) -> None:
         steps(batch, Moment(seed=0, epoch=epoch, step=step, steps_per_epoch=per_epoch))
 
 
-def trained(config: RunConfig, plan: Plan, model: str, *, count: int, device: str = "cpu") -> TrainState:
+def trained(
+    config: RunConfig,
+    plan: Plan,
+    model: str,
+    *,
+    count: int,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> TrainState:
     """The state after ``count`` steps under a plan."""
     shape = SHAPES[model]
     state = state_of(config, device, shape)
-    take(make_steps(plan, state, config), batches(shape, count, device))
+    for net in state.nets.all().values():
+        net.to(dtype)
+    given = [replace(batch, images=batch.images.to(dtype)) for batch in batches(shape, count, device)]
+    take(make_steps(plan, state, config), given)
     return state
 
 

@@ -76,7 +76,7 @@ class PGD:
         generator = randomness.fresh() if generator is None else generator
         if self.random_start == "uniform":
             return (x.detach() + threat.random(x, generator)).clamp_(0, 1)
-        noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device)
+        noise = randomness.normal(x.shape, generator=generator, dtype=x.dtype)
         return x.detach() + GAUSSIAN_START * noise.to(x.device)
 
 

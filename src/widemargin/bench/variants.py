@@ -80,9 +80,10 @@ def naive_variant(case: Case, device: torch.device) -> Variant | None:
     try:
         return _warm(make, device)
     except torch.OutOfMemoryError:
-        gc.collect()
-        torch.cuda.empty_cache()
-        return None
+        pass  # and forget the exception: it holds what was allocated
+    gc.collect()
+    torch.cuda.empty_cache()
+    return None
 
 
 def _warm(make: Callable[[], Step], device: torch.device) -> Variant:

@@ -1,4 +1,7 @@
-"""Batches in an order that depends on (seed, epoch) alone, so that a run can stop at any step and go on from there."""
+"""Batches in an order that depends on (seed, epoch) alone, so that a run can stop at any step and go on from there.
+
+Several processes share each batch: all of them augment the whole of it, with the same random numbers, and take their rows.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +13,7 @@ from widemargin.data.augment import Augmentation, NoAugmentation
 from widemargin.data.image_set import ImageSet, as_floats
 from widemargin.errors import InputError
 from widemargin.randomness import derived
+from widemargin.shares import Share, share_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +24,13 @@ class Batch:
     indices: Tensor
     images: Tensor
     labels: Tensor
+    share: Share | None = None
+    """Which rows of the step's batch these are, where several processes share it."""
+
+    @property
+    def size(self) -> int:
+        """Samples in the whole batch."""
+        return len(self.labels) if self.share is None else self.share.total
 
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> Tensor:
@@ -36,6 +47,8 @@ class Batches:
     seed: int
     augmentation: Augmentation = field(default_factory=NoAugmentation)
     drop_last: bool = False
+    rank: int = 0
+    processes: int = 1
 
     def __post_init__(self) -> None:
         _check_size(self.batch_size)
@@ -61,7 +74,10 @@ class Batches:
     def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
         indices = order[step * self.batch_size : (step + 1) * self.batch_size]
         images = self.augmentation(self.data.images[indices], derived(self.seed, "augment", epoch, step))
-        return Batch(step, indices, as_floats(images), self.data.labels[indices])
+        share = share_of(len(indices), rank=self.rank, processes=self.processes)
+        if share is not None:
+            indices, images = indices[share.rows], images[share.rows]
+        return Batch(step, indices, as_floats(images), self.data.labels[indices], share)
 
 
 def in_order(data: ImageSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -5,7 +5,6 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from widemargin.checks import choice
 from widemargin.modes import evaluating
@@ -30,9 +29,14 @@ class Plan:
     """Whether a whole step is captured as one CUDA graph."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The type of convolutions and matrix products."""
-        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+    def tuned(self) -> bool:
+        """Whether cuDNN may try its kernels and take the fastest: where arithmetic takes the time."""
+        return self.graphs and self.compiler is not None
+
+    @property
+    def reduced(self) -> torch.dtype | None:
+        """The smaller type of convolutions and matrix products, if there is one."""
+        return torch.bfloat16 if self.precision == "bfloat16" else None
 
     def describe(self) -> str:
         """For people and records."""
@@ -61,6 +65,8 @@ def make_plan(engine: str, model: nn.Module, image_shape: tuple[int, ...], devic
 
 def forward_flops(model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> float:
     """FLOPs (a multiply-add counts two) of one image's forward pass: convolutions and matrix products."""
+    from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - a second to import
+
     with FlopCounterMode(display=False) as counter, torch.no_grad(), evaluating(model):
         model(torch.zeros(1, *image_shape, device=device))
     return float(counter.get_total_flops())

@@ -1,4 +1,4 @@
-"""A second view of a model for passes that train nothing: evaluation mode, no gradients, weights in a smaller type.
+"""A second view of a model for passes that train nothing: evaluation mode, no gradients, heavy weights in a smaller type.
 
 Everything is shared with the model except the weights of convolutions and linear layers, which are copies in the smaller
 type, and batch norms, which are a scale and a shift; both are refreshed once a step. So an attack casts no weights,
@@ -18,22 +18,22 @@ _CAST = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, nn.Linear.forw
 class Twin(nn.Module):
     """The twin of a model, under the same parameter names with ``model.`` before them."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, reduced: torch.dtype | None = None) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.reduced = reduced
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._theirs: list[Tensor] = []
         self._ours: list[Tensor] = []
         for mine, theirs in zip(self.model.modules(), model.modules(), strict=True):
-            self._share(mine, theirs, dtype)
+            self._share(mine, theirs)
         self._norms = fold_batch_norms(self.model)
 
-    def _share(self, mine: nn.Module, theirs: nn.Module, dtype: torch.dtype) -> None:
-        casts = type(theirs).forward in _CAST
+    def _share(self, mine: nn.Module, theirs: nn.Module) -> None:
+        casts = self.reduced is not None and type(theirs).forward in _CAST
         for name, parameter in theirs.named_parameters(recurse=False):
             shared = nn.Parameter(parameter.detach(), requires_grad=False)
-            if casts and parameter.dtype != dtype:
-                shared = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+            if casts:
+                shared = nn.Parameter(parameter.detach().to(self.reduced), requires_grad=False)
                 self._theirs.append(parameter.detach())
                 self._ours.append(shared.detach())
             setattr(mine, name, shared)
@@ -53,6 +53,6 @@ class Twin(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits, computed in the smaller type."""
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+        with torch.autocast(x.device.type, dtype=self.reduced, enabled=self.reduced is not None):
             logits: Tensor = self.model(x)
         return logits

@@ -129,9 +129,9 @@ def _folded_batch_norm(call: Call) -> Layer:
     _only_input(call, scale, mean, inverse, weight, bias)
     shape = (-1, *[1] * (x.dim() - 2))
     return BatchNorm(
-        scale=scale.view(shape),
-        inverse_deviation=inverse.view(shape),
-        mean=mean.view(shape),
+        scale=scale.clone().view(shape),  # the next refresh overwrites them
+        inverse_deviation=inverse.clone().view(shape),
+        mean=mean.clone().view(shape),
         weight_name=call.parameter(weight),
         bias_name=call.parameter(bias),
         x=x,

@@ -67,7 +67,7 @@ class StochasticEMR:
 def orthonormal_directions(logits: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """(count, B, K): for each sample ``count`` orthonormal vectors, turned uniformly at random."""
     batch, num_classes = logits.shape
-    gaussian = torch.randn(batch, num_classes, count, generator=generator, dtype=logits.dtype, device=generator.device)
+    gaussian = randomness.normal((batch, num_classes, count), generator=generator, dtype=logits.dtype)
     basis: Tensor
     if count == 1:  # a Gaussian vector of unit length has the same distribution, without a factorization
         basis = gaussian / torch.linalg.vector_norm(gaussian, dim=1, keepdim=True)

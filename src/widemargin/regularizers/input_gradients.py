@@ -35,15 +35,18 @@ def squared_input_gradients(
         with evaluating(model):
             parameters = dict(model.named_parameters())
             return squared_products(stages_of(model), parameters, x, checked, at_once=at_once, constant=constant)
-    except NotLinear:
-        pass  # and forget the exception: it holds what was recorded
+    except NotLinear as exception:
+        reason = str(exception)  # and forget the exception: it holds what was recorded
+    note: Any = getattr(model, "note_double_backward", None)
+    if note is not None:
+        note(owner, reason)
     return by_double_backward(owner, model, x, checked, at_once=at_once, constant=constant)
 
 
 def stages_of(model: nn.Module) -> Stages:
     """The sweeps of a model: its own where it brings some (the fast engine's networks do), else plain ones."""
-    own: Any = getattr(model, "stages", None)
-    if own is not None and not isinstance(own, nn.Module):
+    own: Any = getattr(model, "penalty_stages", None)
+    if own is not None:
         stages: Stages = own()
         return stages
     return PlainStages(model, frozenset(name for name, p in model.named_parameters() if p.requires_grad))

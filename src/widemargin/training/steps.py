@@ -47,7 +47,8 @@ def make_steps(plan: Plan, state: TrainState, config: RunConfig) -> Steps:
         state.lay_out(channels_last=plan.channels_last)
         teacher = None if nets.teacher is None else FastNetwork(nets.teacher, plan)
         nets = Nets(model=FastNetwork(nets.model, plan), teacher=teacher)
-        if plan.graphs:
+        if plan.tuned:
             torch.backends.cudnn.benchmark = True
+        if plan.graphs:
             return GraphedSteps(state, nets, config)
     return PlainSteps(state, nets, config)

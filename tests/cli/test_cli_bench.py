@@ -1,0 +1,122 @@
+"""``widemargin bench`` as a user gives it, with a small network in the MLP's place."""
+
+import json
+from functools import partial
+
+import pytest
+
+from widemargin.models import MODELS, MLPConfig
+
+SMALL = ("--model", "mlp", "--batch-size", "3", "--rounds", "2", "--device", "cpu")
+
+
+@pytest.fixture
+def small_mlp(monkeypatch):
+    monkeypatch.setitem(MODELS, "mlp", partial(MLPConfig, hidden=(16,)))
+
+
+def measured(command, *arguments):
+    answer = command("bench", *arguments, "--json")
+    assert answer.code == 0, answer.err
+    return json.loads(answer.out)
+
+
+def test_the_record_has_what_was_measured(command, small_mlp):
+    found = measured(command, *SMALL, "--emr", "approximate")
+    assert found["device"].startswith("cpu, ")
+    assert found["plan"] == "eager, float32"
+    assert (found["model"], found["objective"], found["emr"], found["batch_size"]) == ("mlp", "at", "approximate", 3)
+    step, naive, penalty = found["step_ms"], found["naive"], found["penalty"]
+    assert 0 < step["low"] <= step["median"] <= step["high"]
+    assert found["images_per_second"] == pytest.approx(3000 / step["median"])
+    forward = 2 * 16 * (784 + 10)
+    assert found["forward_flops_per_image"] == forward
+    assert found["flops_per_step"] == 3 * ((20 * 2 + 3 + 4) * forward - 2 * 16 * 784)
+    assert found["tflops"] == pytest.approx(found["flops_per_step"] / step["median"] / 1e9)
+    share = 100 * found["tflops"] / found["matrix_ceiling_tflops"]
+    assert found["matrix_ceiling_percent"] == pytest.approx(share)
+    assert found["convolution_ceiling_tflops"] is None
+    assert "peak_memory_gib" not in found
+    assert penalty["name"] == "emr"
+    assert penalty["ms"] == pytest.approx(step["median"] - penalty["step_ms_without"]["median"])
+    assert naive["ratio"] == pytest.approx(naive["step_ms"]["median"] / step["median"])
+
+
+def test_without_penalty_and_loop(command, small_mlp):
+    found = measured(command, *SMALL, "--objective", "st", "--engine", "fast", "--no-naive")
+    assert found["penalty"] is None
+    assert found["naive"] is None
+    assert found["plan"] == "fast, float32"
+
+
+@pytest.mark.parametrize("objective", ["trades", "mart", "mail", "lbgat"])
+def test_every_objective_runs(command, small_mlp, objective):
+    assert measured(command, *SMALL, "--objective", objective)["naive"]["ratio"] > 0
+
+
+def test_igr_and_the_hypersphere_head(command, small_mlp):
+    found = measured(command, *SMALL, "--igr", "--head", "he")
+    assert found["penalty"]["name"] == "igr"
+    assert (found["igr"], found["head"]) == (True, "he")
+
+
+def test_the_table_and_what_goes_where(command, small_mlp):
+    answer = command("bench", *SMALL, "--emr", "stochastic")
+    assert answer.code == 0
+    for words in (
+        "AT + stochastic EMR: mlp, batch 3",
+        "images per second",
+        "matrix ceiling",
+        "EMR's share",
+        "times the step",
+    ):
+        assert words in answer.text
+    assert "median of 2 rounds" in answer.text
+    assert "warming up" in answer.err
+    assert "warming up" not in answer.out
+
+
+def test_a_network_with_convolutions_has_their_ceiling(command):
+    flags = ("--model", "cnn", "--batch-size", "2", "--rounds", "1", "--device", "cpu", "--objective", "st")
+    found = measured(command, *flags)
+    reached = 100 * found["tflops"] / found["convolution_ceiling_tflops"]
+    assert found["convolution_ceiling_percent"] == pytest.approx(reached)
+
+
+def test_the_papers_table(command, small_mlp):
+    found = measured(command, "--paper", *SMALL)
+    assert [row["row"] for row in found["rows"]][::4] == ["AT", "TRADES"]
+    assert len(found["rows"]) == 8
+    first = found["rows"][0]
+    assert (first["ratio"], first["published_ratio"]) == (1.0, 1.0)
+    assert found["rows"][3]["published_ratio"] == pytest.approx(3.22 / 2.46)
+    for row in found["rows"]:
+        assert row["ratio"] == pytest.approx(row["step_ms"]["median"] / first["step_ms"]["median"])
+    answer = command("bench", "--paper", *SMALL)
+    assert "measured with mlp; the paper's times are those of WRN-34-10" in answer.text
+    assert "TRADES+EMR" in answer.text
+    assert "1.31" in answer.text
+
+
+MISTAKES = {
+    "unknown model": (("--model", "resnet19"), "--model must be one of 'mlp', 'cnn', 'resnet18'"),
+    "unknown objective": (("--objective", "pgd"), "--objective must be one of 'st', 'at', 'trades'"),
+    "unknown emr": (
+        ("--emr", "approx"),
+        "--emr must be one of 'none', 'exact', 'approximate', 'stochastic', got 'approx'",
+    ),
+    "unknown head": (("--head", "hypersphere"), "--head must be one of 'linear', 'he'"),
+    "unknown engine": (("--engine", "faster"), "--engine must be one of"),
+    "no images": (("--batch-size", "0"), "--batch-size must be a whole number of at least 1, got 0"),
+    "no rounds": (("--rounds", "0"), "--rounds must be a whole number of at least 1, got 0"),
+    "no such device": (("--device", "gpu"), "--device 'gpu' cannot be used here"),
+    "a head without a label loss": (("--objective", "lbgat", "--head", "he"), "use --head linear or another objective"),
+    "paper and emr": (("--paper", "--emr", "exact"), "--emr: no effect with --paper"),
+    "paper and more": (("--paper", "--igr", "--no-naive"), "--igr and --no-naive: no effect with --paper"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_refused_in_a_line(refused, mistake):
+    options, says = MISTAKES[mistake]
+    assert says in refused("bench", *options)

@@ -1,0 +1,241 @@
+"""On the CPU every path of the engine equals eager float32, and what cannot be fast still runs and says so."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine_cases import HEADS, OBJECTIVES, PENALTIES, SHAPES, gradients, run_of, state_of, trained, weights
+from widemargin import ApproximateEMR, ExactEMR, InputError
+from widemargin.attacks import PGD
+from widemargin.engine import FastNetwork, Plan, Twin, forward_flops, make_plan
+from widemargin.errors import WidemarginWarning
+from widemargin.objectives import Standard
+from widemargin.regularizers import InputGradient
+from widemargin.types import Nets, Outcome
+
+FAST = Plan(engine="fast")
+CPU = torch.device("cpu")
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("penalties", PENALTIES)
+def test_a_few_steps_of_every_objective_and_penalty(objective: str, penalties: str) -> None:
+    config = run_of("wide", objective, penalties)
+    eager, fast = (trained(config, plan, "wide", count=2, dtype=torch.float64) for plan in (Plan(), FAST))
+    assert difference(weights(fast), weights(eager)) < 1e-10
+    assert fast.sums.keys() == eager.sums.keys()
+    for name, value in eager.sums.items():
+        assert float(fast.sums[name]) == pytest.approx(float(value), rel=1e-9), name
+
+
+@pytest.mark.parametrize("model", ["mlp", "leaky"])
+@pytest.mark.parametrize("penalties", ["none", "approximate", "exact"])
+def test_twenty_steps(model: str, penalties: str) -> None:
+    config = run_of(model, "at", penalties)
+    eager, fast = (trained(config, plan, model, count=20, dtype=torch.float64) for plan in (Plan(), FAST))
+    assert difference(weights(fast), weights(eager)) < 1e-8
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_heads(head: str) -> None:
+    config = run_of("wide", "at", "approximate", head)
+    eager, fast = (trained(config, plan, "wide", count=3, dtype=torch.float64) for plan in (Plan(), FAST))
+    assert difference(weights(fast), weights(eager)) < 1e-10
+
+
+# Compiled (the tracing and the flat graphs; the code generator is the GPU's business)
+
+TRACED = Plan(engine="fast", channels_last=True, compiler="aot_eager")
+
+
+class Small(nn.Module):
+    """Convolution, batch norm, residual sum, pooling, linear; ``activation`` bends or does not."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.linear = nn.Linear(4, 5)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.norm(self.first(x)))
+        x = self.activation(self.second(x) + x)
+        return self.linear(x.mean((2, 3)))
+
+
+def small(activation: nn.Module | None = None) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    model, x = Small(activation or nn.ReLU()), torch.rand(5, 3, 6, 6)
+    model.train()(x)
+    return model, x, torch.randint(0, 5, (5,))
+
+
+REGULARIZERS = {
+    "exact": ExactEMR(),
+    "exact in chunks": ExactEMR(classes_at_once=2),
+    "approximate": ApproximateEMR(),
+    "igr": InputGradient(),
+}
+
+
+@pytest.mark.parametrize(("name", "activation"), [*((name, nn.ReLU()) for name in REGULARIZERS), ("exact", nn.SiLU())])
+def test_traced_penalties(name: str, activation: nn.Module) -> None:
+    model, x, y = small(activation)
+    reference = REGULARIZERS[name](model, x, y)
+    network = FastNetwork(model, TRACED)
+    network.refresh()
+    penalty = REGULARIZERS[name](network, x, y)
+    torch.testing.assert_close(penalty, reference, rtol=1e-5, atol=1e-7)
+    uneven = torch.linspace(0.5, 2, 5)
+    ours, theirs = (gradients(model, (uneven * value).sum()) for value in (penalty, reference))
+    assert difference(ours, theirs) < 1e-5
+
+
+def test_traced_passes_and_reduced_precision() -> None:
+    model, x, y = small()
+    attack = PGD(eps=0.1, step_size=0.02, steps=3)
+    expected = attack(model, x, y)
+    network = FastNetwork(model, TRACED)
+    network.refresh()
+    torch.testing.assert_close(attack(network, x, y), expected)
+    reduced = FastNetwork(model, replace(TRACED, precision="bfloat16"))
+    reduced.refresh()
+    moved, wanted = attack(reduced, x, y) - x, expected - x
+    assert (moved.sign() == wanted.sign()).float().mean() > 0.9
+    ours = gradients(model, ApproximateEMR()(reduced, x).mean())
+    theirs = gradients(model, ApproximateEMR()(model, x).mean())
+    assert difference(ours, theirs) < 0.1
+    assert reduced(x).dtype == torch.float32
+
+
+def test_what_does_not_compile_runs_uncompiled_and_says_so_once() -> None:
+    def failing(*_: object) -> object:
+        raise ValueError("no code for this")
+
+    model, x, y = small()
+    network = FastNetwork(model, Plan(engine="fast", compiler=failing))  # type: ignore[arg-type]
+    with pytest.warns(WidemarginWarning, match="training pass does not compile") as said:
+        logits = [network(x) for _ in range(3)]
+    assert len([warning for warning in said if issubclass(warning.category, WidemarginWarning)]) == 1
+    torch.testing.assert_close(logits[0].shape, model(x).shape)
+    del y
+
+
+# The network and its twin
+
+
+def test_the_twin_follows_weights_and_statistics() -> None:
+    model, x, _ = small()
+    twin = Twin(model)
+    twin.refresh()
+    model.eval()
+    torch.testing.assert_close(twin(x), model(x))
+    with torch.no_grad():
+        model.second.weight.mul_(2)
+        model.norm.weight.mul_(0.5)
+    model.train()(x + 1)
+    twin.refresh()
+    torch.testing.assert_close(twin(x), model.eval()(x))
+    assert not any(parameter.requires_grad for parameter in twin.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_reduced_twin_copies_only_heavy_weights() -> None:
+    model, x, _ = small()
+    twin = Twin(model, torch.bfloat16)
+    twin.refresh()
+    assert twin.model.first.weight.dtype == torch.bfloat16
+    assert twin.model.norm.weight.data_ptr() == model.norm.weight.data_ptr()
+    assert twin.model.norm.running_mean is model.norm.running_mean
+    torch.testing.assert_close(twin(x).float(), model.eval()(x), rtol=0.1, atol=0.05)
+
+
+def test_a_penalty_sees_the_statistics_of_the_batch_before_it() -> None:
+    model, x, _ = small()
+    network = FastNetwork(model, FAST)
+    network.refresh()
+    network(x + 2)  # in training mode: moves the statistics
+    torch.testing.assert_close(ApproximateEMR()(network, x), ApproximateEMR()(model, x))
+
+
+def test_a_penalty_is_not_disturbed_before_its_backward() -> None:
+    model, x, _ = small()
+    network = FastNetwork(model, FAST)
+    network.refresh()
+    expected = gradients(model, ApproximateEMR()(network, x).sum())
+    penalty = ApproximateEMR()(network, x).sum()
+    network(x + 2)
+    network.twin.refresh_statistics()
+    torch.testing.assert_close(gradients(model, penalty), expected)
+
+
+def test_an_evaluation_pass_that_trains_uses_the_model_itself() -> None:
+    model, x, _ = small()
+    network = FastNetwork(model, FAST).eval()
+    network(x).sum().backward()
+    assert model.first.weight.grad is not None
+
+
+def test_the_wrapped_model_keeps_its_parameters_and_modes() -> None:
+    model, _, _ = small()
+    names = [f"model.{name}" for name, _ in model.named_parameters()]
+    network = FastNetwork(model, FAST)
+    assert [name for name, _ in network.named_parameters()] == names
+    assert network.training
+    assert [name for name, _ in network.named_children()] == ["model"]
+
+
+def test_a_model_that_cannot_be_swept_is_differentiated_twice_and_says_so_once() -> None:
+    class Opaque(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) ** 1
+
+    torch.manual_seed(0)
+    model, x = Opaque(nn.ReLU()), torch.rand(4, 3, 6, 6)
+    network = FastNetwork(model, FAST)
+    network.refresh()
+    with pytest.warns(WidemarginWarning, match="double backward") as said:
+        penalties = [ApproximateEMR()(network, x) for _ in range(2)]
+    assert len(said) == 1
+    torch.testing.assert_close(penalties[1], ApproximateEMR()(model, x))
+    ours, theirs = (gradients(model, p.sum()) for p in (penalties[1], ApproximateEMR()(model, x)))
+    assert difference(ours, theirs) < 1e-5
+
+
+# Plans
+
+
+def test_plans_on_the_cpu() -> None:
+    model = state_of(run_of()).nets.model
+    assert make_plan("auto", model, (1, 28, 28), CPU) == make_plan("eager", model, (1, 28, 28), CPU) == Plan()
+    assert make_plan("fast", model, (1, 28, 28), CPU) == FAST
+    assert Plan().describe() == "eager, float32"
+    with pytest.raises(InputError, match="--engine must be one of 'auto', 'eager', 'fast', got 'turbo'"):
+        make_plan("turbo", model, (1, 28, 28), CPU)
+
+
+def test_flops_of_a_forward_pass() -> None:
+    model = state_of(run_of("mlp")).nets.model
+    assert forward_flops(model, (1, 28, 28), CPU) == 2 * (784 * 24 + 24 * 24 + 24 * 10)
+
+
+def test_an_objective_of_ones_own_trains_fast_too() -> None:
+    class Doubled(Standard):
+        def __call__(self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator=None) -> Outcome:  # type: ignore[no-untyped-def]
+            outcome = super().__call__(nets, x, y, epoch=epoch, generator=generator)
+            return replace(outcome, loss=2 * outcome.loss)
+
+    config = replace(run_of("cnn"), objective=Doubled())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WidemarginWarning)
+        eager, fast = (trained(config, plan, "cnn", count=3) for plan in (Plan(), FAST))
+    assert difference(weights(fast), weights(eager)) < 1e-6
