@@ -1,8 +1,8 @@
 """This process's rows of a batch that several processes share; a process alone has all of them.
 
-Under torchrun each process takes its rows of every batch. What depends on the whole batch (its size, its random numbers,
-a mean over it) asks here, so that P processes compute what one would. A batch of fewer samples than processes is
-repeated: every process takes all of it, and in sums over processes each counts 1/P.
+Under torchrun each process takes its rows of every batch. What depends on the whole batch (its size, its random
+numbers, a mean over it) asks here, so that P processes compute what one would. A batch of fewer samples than processes
+is repeated: every process takes all of it, and in sums over processes each counts 1/P.
 """
 
 from collections.abc import Iterator, Sequence

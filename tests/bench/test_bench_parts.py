@@ -140,3 +140,16 @@ def test_too_little_memory_is_said(monkeypatch):
     with pytest.raises(InputError, match=r"AT \+ exact EMR of mlp at --batch-size 64 .* use a smaller --batch-size"):
         engine_variant(case, Plan(), CPU)
     assert naive_variant(case, CPU) is None
+
+
+def test_variants_are_compiled_however_many_there_are(monkeypatch):
+    """Where a plan compiles, torch's limit on recompiling one function is out of the way, and back afterwards."""
+    from torch._dynamo import config
+
+    seen = []
+    monkeypatch.setattr("widemargin.bench.variants._warm", lambda make, device: seen.append(config.recompile_limit))
+    before = config.recompile_limit
+    engine_variant(Case(model="mlp"), Plan(engine="fast", compiler="eager"), CPU)
+    engine_variant(Case(model="mlp"), Plan(), CPU)
+    assert seen == [128, before]
+    assert config.recompile_limit == before

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engine_cases import HEADS, OBJECTIVES, PENALTIES, gradients, run_of, state_of, trained, weights
 from torch import Tensor, nn
 
-from engine_cases import HEADS, OBJECTIVES, PENALTIES, SHAPES, gradients, run_of, state_of, trained, weights
 from widemargin import ApproximateEMR, ExactEMR, InputError
 from widemargin.attacks import PGD
 from widemargin.engine import FastNetwork, Plan, Twin, forward_flops, make_plan

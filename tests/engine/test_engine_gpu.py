@@ -1,16 +1,25 @@
 """On a GPU: captured steps equal steps that are not, fast equals eager, bfloat16 stays within its tolerance."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-
 from engine_cases import OBJECTIVES, PENALTIES, SHAPES, batches, gradients, run_of, state_of, trained, weights
+
 from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
-from widemargin.engine import FastNetwork, Plan, make_plan
+from widemargin.attacks import PGD
+from widemargin.config_files import with_overrides
+from widemargin.data import ImageSet, in_order
+from widemargin.engine import FastNetwork, Plan, Replayed, make_plan
+from widemargin.evaluation.accuracy import verdicts
+from widemargin.evaluation.margins import measure_margins
+from widemargin.models import ResNet18Config
 from widemargin.precision import full_float32
+from widemargin.recipes import find_recipe
 from widemargin.regularizers import InputGradient
-from widemargin.training import graphed
+from widemargin.training import graphed, train
+from widemargin.training import run as run_module
 from widemargin.training.step import Moment
 from widemargin.training.steps import make_steps
 
@@ -56,14 +65,12 @@ def test_a_captured_trajectory_equals_one_that_is_not(
         assert float(captured.sums[name]) == pytest.approx(float(value), rel=1e-7), name
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet", "leaky"])
+@pytest.mark.parametrize("model", ["mlp", "cnn", "wide", "leaky"])
 @pytest.mark.parametrize("penalties", [name for name in PENALTIES if name != "stochastic"])
 @pytest.mark.parametrize("objective", ["st", "at"])
 def test_fast_equals_eager(model: str, objective: str, penalties: str) -> None:
     config = run_of(model, objective, penalties)
-    eager, fast = (
-        trained(config, plan, model, count=STEPS, device="cuda", dtype=WIDE) for plan in (Plan(), GRAPHED)
-    )
+    eager, fast = (trained(config, plan, model, count=STEPS, device="cuda", dtype=WIDE) for plan in (Plan(), GRAPHED))
     assert difference(weights(fast), weights(eager)) < 1e-8
 
 
@@ -135,3 +142,52 @@ def test_an_objective_that_cannot_be_captured_still_trains() -> None:
         peeking = trained(config, GRAPHED, "mlp", count=8, device="cuda")
     plain = trained(run_of("mlp"), Plan(), "mlp", count=8, device="cuda")
     assert difference(weights(peeking), weights(plain)) < 1e-4
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet"])
+def test_replayed_verdicts_and_margins_are_those_of_plain_calls(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = state_of(run_of(model), "cuda", SHAPES[model]).nets.model.eval()
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(70, *SHAPES[model], generator=generator).to("cuda")
+    with torch.no_grad():
+        labels = network(images).argmax(1)
+    data = ImageSet(images=images, labels=labels, num_classes=10, name="random")
+    attack = PGD(eps=8 / 255, step_size=2 / 255, steps=5)
+
+    def measured() -> tuple[torch.Tensor, torch.Tensor]:
+        margins = measure_margins(network, in_order(data, 16)).margins
+        return verdicts(network, data, attack, batch_size=16), margins
+
+    replayed = measured()
+    monkeypatch.setattr(Replayed, "__call__", lambda self, *inputs: self._function(*inputs))
+    plain = measured()
+    assert torch.equal(replayed[0], plain[0])
+    torch.testing.assert_close(replayed[1], plain[1], rtol=1e-6, atol=1e-9)
+    assert 0 < int(plain[0].sum()) < 70
+
+
+def test_what_cannot_be_captured_is_called() -> None:
+    def peeking(x: torch.Tensor) -> torch.Tensor:
+        return x * float(x.sum())
+
+    function = Replayed(peeking)
+    for number in range(4):
+        x = torch.full((3,), float(number), device="cuda")
+        assert function(x).tolist() == peeking(x).tolist()
+
+
+def test_a_short_run_in_bfloat16_learns_what_float32_learns(tmp_path: Path) -> None:
+    changes = ["epochs=3", "watch.every=3", "watch.margins=[]", "data.train_limit=4000", "data.test_limit=1000"]
+    config = with_overrides(find_recipe("demo/plain").config, changes)
+    config = replace(config, model=ResNet18Config(width=16), optimizer=replace(config.optimizer, lr=0.02))
+    accuracy = {}
+    for plan in (Plan(), REDUCED):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run_module, "make_plan", lambda *_, plan=plan: plan)
+            result = train(config, out=tmp_path / plan.precision, device="cuda")
+        accuracy[plan.precision] = result.metrics[-1]["test_clean"]
+    assert min(accuracy.values()) > 90
+    assert accuracy["bfloat16"] == pytest.approx(accuracy["float32"], abs=2.5)

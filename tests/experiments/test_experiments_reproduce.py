@@ -4,7 +4,6 @@ import pytest
 
 from widemargin.cli.main import run
 from widemargin.recipes.tables import all_tables
-from widemargin.training import run as run_module
 from widemargin.training import steps as steps_module
 
 ROWS = {"table1": 16, "table2": 14, "table3": 14, "table4": 4, "approximation": 8, "resnet18": 6}

@@ -1,7 +1,8 @@
 """Tiny runs: a one-layer MLP on a few embedded digits, a fraction of a second each."""
 
+import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from torch import Tensor
 from widemargin.config import RunConfig
 from widemargin.config_files import from_dict, with_overrides
 from widemargin.training.log import read_metrics
+
+sys.path.insert(0, str(Path(__file__).parent))
+from nursery import Nursery  # noqa: E402
 
 BASE = """
 name = "tiny"
@@ -32,6 +36,14 @@ def tiny() -> MakeConfig:
         return with_overrides(from_dict(tomllib.loads(BASE)), settings)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory) -> Iterator[Nursery]:
+    """Runs in processes of their own that start in milliseconds; see nursery.py."""
+    warm = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield warm
+    warm.end()
 
 
 class Left:

@@ -176,7 +176,7 @@ def test_a_diverging_run_says_so_and_keeps_the_last_good_checkpoint(tiny, tmp_pa
 
     monkeypatch.setattr(run_module, "set_learning_rate", exploding)
     with pytest.raises(
-        InputError, match=r"tiny: the loss became (nan|inf) in epoch 2; lower optimizer.lr .0.1. or emr"
+        InputError, match=r"tiny: the loss became (nan|inf) .*in epoch 2, .*; lower optimizer.lr .0.1. or emr"
     ):
         train(config, out=tmp_path)
     checkpoint = load_checkpoint(tmp_path / "last.safetensors")
@@ -186,7 +186,7 @@ def test_a_diverging_run_says_so_and_keeps_the_last_good_checkpoint(tiny, tmp_pa
 
 
 def test_a_learning_rate_far_too_high_ends_in_one_clear_line(tiny, tmp_path):
-    with pytest.raises(InputError, match=r"the loss became .* lower optimizer.lr \(1e\+06\)$"):
+    with pytest.raises(InputError, match=r"the loss became .* lower optimizer.lr \(1e\+06\); .*replay"):
         train(tiny("optimizer.lr=1e6", "optimizer.weight_decay=1.0"), out=tmp_path)
 
 

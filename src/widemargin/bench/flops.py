@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from widemargin.attacks import FGSM, PGD
 from widemargin.config import RunConfig
@@ -74,6 +73,8 @@ class Work:
 
 def network_work(model: nn.Module, image_shape: tuple[int, ...]) -> Work:
     """Counted on a copy of the model, one image."""
+    from torch.utils.flop_counter import FlopCounterMode  # a second to import
+
     network = copy.deepcopy(model)
     device = next(network.parameters()).device
     forward = forward_flops(network, image_shape, device)

@@ -34,7 +34,7 @@ def naive_step(
     x_adv = x if isinstance(config.objective, Standard) else _perturb(config.objective, nets.model, x, y, generator)
     loss = _loss(config.objective, nets, x, x_adv, y)
     for penalty in config.penalties():
-        point = x if penalty.at == "adversarial" else x
+        point = x_adv if penalty.at == "adversarial" else x
         amount = naive_penalty(penalty.regularizer, nets.model, point, y, generator=generator)
         loss = loss + penalty.factor(0.0, len(x)) * amount.mean()
     optimizer.zero_grad()

@@ -3,6 +3,7 @@
 import gc
 import itertools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from widemargin.training.setup import make_state
 from widemargin.training.step import Moment, set_learning_rate
 from widemargin.training.steps import make_steps
 
+MOST_COMPILATIONS = 128
 SETTLED = 2
 """After this many steps kernels have been chosen, and memory is what a step needs."""
 
@@ -41,8 +43,6 @@ def engine_variant(case: Case, plan: Plan, device: torch.device) -> Variant:
     def make() -> Step:
         config, data = case.config(), case.data(device)
         state = make_state(config, data)
-        if plan.compiler is not None:
-            torch.compiler.reset()  # every variant compiles afresh: past a limit torch would quietly stop compiling
         steps = make_steps(plan, state, config)
         images, labels, numbers = data.floats(), data.labels, itertools.count()
         indices = torch.arange(len(labels), device=device)
@@ -55,7 +55,8 @@ def engine_variant(case: Case, plan: Plan, device: torch.device) -> Variant:
         return step
 
     try:
-        return _warm(make, device)
+        with _compiling(plan):
+            return _warm(make, device)
     except torch.OutOfMemoryError:
         raise InputError(
             f"bench: {case.label()} of {case.model} at --batch-size {case.batch_size} does not fit the memory of "
@@ -84,6 +85,16 @@ def naive_variant(case: Case, device: torch.device) -> Variant | None:
     gc.collect()
     torch.cuda.empty_cache()
     return None
+
+
+def _compiling(plan: Plan) -> AbstractContextManager[object]:
+    """Room for every variant's compilations: past a limit of eight torch would stop compiling, and only warn."""
+    if plan.compiler is None:
+        return nullcontext()
+    import torch._dynamo.config as settings  # with it comes the compiler, seconds that others need not wait
+
+    room: AbstractContextManager[object] = settings.patch(recompile_limit=MOST_COMPILATIONS)
+    return room
 
 
 def _warm(make: Callable[[], Step], device: torch.device) -> Variant:

@@ -9,8 +9,9 @@ from rich.console import Console
 from widemargin.cli.arguments import DataDir, Device, EngineOption, seconds
 from widemargin.config_files import with_overrides
 from widemargin.recipes import find_recipe
-from widemargin.training import RunResult
+from widemargin.training import RunResult, Stop
 from widemargin.training import train as train_run
+from widemargin.training.distributed import is_first_process
 
 
 def train(
@@ -30,18 +31,48 @@ def train(
     data_dir: DataDir = None,
     device: Device = "auto",
     engine: EngineOption = "auto",
+    on_nonfinite: Annotated[
+        str, typer.Option(help="At a NaN or an infinity: stop, and keep that step; or skip it and go on.")
+    ] = "stop",
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(metavar="STEPS", help="Save a checkpoint in mid-epoch too, so often.", show_default=False),
+    ] = None,
+    sync_bn: Annotated[
+        bool | None,
+        typer.Option(
+            "--sync-bn/--no-sync-bn",
+            help="Under torchrun: batch norm over the whole batch (the default), or over each process's part.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Train a recipe: progress on the screen, config, metrics and checkpoints in the run folder."""
+    """Train a recipe: progress on the screen, config, metrics and checkpoints in the run folder.
+
+    SIGTERM and Ctrl-C stop at a step boundary with a checkpoint; a second Ctrl-C stops at once. Started by torchrun,
+    several processes share every batch: torchrun --nproc-per-node 8 -m widemargin train ...
+    """
     config = with_overrides(find_recipe(recipe).config, settings or [])
     limit = seconds("--max-time", max_time)
-    console = Console(stderr=True)
+    console, stop = Console(stderr=True, quiet=not is_first_process()), Stop()
     result = train_run(
-        config, out=out, data_dir=data_dir, device=device, max_seconds=limit, console=console, engine=engine
+        config,
+        out=out,
+        data_dir=data_dir,
+        device=device,
+        max_seconds=limit,
+        console=console,
+        engine=engine,
+        on_nonfinite=on_nonfinite,
+        stop=stop,
+        sync_bn=sync_bn,
+        checkpoint_every=checkpoint_every,
     )
-    console.print(_closing(result, config.epochs), highlight=False, soft_wrap=True)
+    console.print(_closing(result, config.epochs, stop), highlight=False, soft_wrap=True)
 
 
-def _closing(result: RunResult, epochs: int) -> str:
+def _closing(result: RunResult, epochs: int, stop: Stop) -> str:
     if not result.finished:
-        return f"time is out after {result.epoch} of {epochs} epochs; the same command goes on from {result.folder}"
+        why = "time is out" if stop.asked is None else f"stopped by {stop.asked.name}"
+        return f"{why} after {result.epoch} of {epochs} epochs; the same command goes on from {result.folder}"
     return f"done: {epochs} epochs in {result.folder}; next: widemargin evaluate {result.folder}"

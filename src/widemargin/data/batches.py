@@ -1,6 +1,7 @@
 """Batches in an order that depends on (seed, epoch) alone, so that a run can stop at any step and go on from there.
 
-Several processes share each batch: all of them augment the whole of it, with the same random numbers, and take their rows.
+Several processes share each batch: all of them augment the whole of it, with the same random numbers, and take their
+rows.
 """
 
 from collections.abc import Iterator

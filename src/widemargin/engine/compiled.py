@@ -90,9 +90,7 @@ class CompiledStages:
         """Backwards from the bends."""
         numbers = list(bends)
 
-        def trace(
-            tensors: list[Tensor], made: list[Tensor], vectors: list[Tensor]
-        ) -> tuple[list[Tensor], list[str]]:
+        def trace(tensors: list[Tensor], made: list[Tensor], vectors: list[Tensor]) -> tuple[list[Tensor], list[str]]:
             whole = _with_tensors(tape.layout, tensors, made)
             gradients = reverse_sweep(whole, dict(zip(numbers, vectors, strict=True)))
             return list(gradients.values()), list(gradients)
@@ -147,8 +145,8 @@ def _kept(tape: Tape) -> list[bool]:
 
 def _completed(tape: Tape, kept: Sequence[Tensor]) -> list[Tensor]:
     """All adjoints, the cheap ones computed again."""
-    marks = _kept(tape)
-    given = {entry.output: a for entry, a in zip((e for e, k in zip(tape.entries, marks) if k), kept, strict=True)}
+    beside = [entry.output for entry, keep in zip(tape.entries, _kept(tape), strict=True) if keep]
+    given = dict(zip(beside, kept, strict=True))
     at: Values = dict(given)
     for entry in reversed(tape.entries):
         if not isinstance(entry.layer, CHEAP):

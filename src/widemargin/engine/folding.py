@@ -1,4 +1,4 @@
-"""Batch norms of a twin as a scale and a shift per channel, made from the model's own tensors for all layers at once."""
+"""Batch norms of a twin as a scale and a shift per channel, made from the model's own tensors, all layers at once."""
 
 from typing import Any, cast
 

@@ -17,7 +17,6 @@ from widemargin.engine.twin import Twin
 from widemargin.errors import WidemarginWarning
 from widemargin.linearize import PlainStages, Stages
 
-
 Function = Callable[[Tensor], Tensor]
 
 
@@ -75,7 +74,7 @@ class FastNetwork(nn.Module):
     def _new_stages(self, trained: frozenset[str]) -> Stages:
         if self._plan.compiler is None:
             return PlainStages(self.twin, trained)
-        from widemargin.engine.compiled import CompiledStages  # noqa: PLC0415 - brings torch's tracers, a second to import
+        from widemargin.engine.compiled import CompiledStages
 
         return CompiledStages(self.twin, trained, self._plan.compiler)
 

@@ -13,7 +13,7 @@ Engine = Literal["auto", "eager", "fast"]
 ENGINES: tuple[Engine, ...] = ("auto", "eager", "fast")
 
 HEAVY = 0.3e9
-"""FLOPs of one image's forward pass from which arithmetic, not launches, takes the time: bfloat16 and compilation pay."""
+"""FLOPs of one image's forward pass from which on arithmetic, not launches, takes the time: smaller types pay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Plan:
 
     def describe(self) -> str:
         """For people and records."""
-        parts = [self.engine, self.precision]
+        parts: list[str] = [self.engine, self.precision]
         parts += ["channels last"] * self.channels_last + [f"compiled ({self.compiler})"] * bool(self.compiler)
         return ", ".join(parts + ["CUDA graphs"] * self.graphs)
 
@@ -65,7 +65,7 @@ def make_plan(engine: str, model: nn.Module, image_shape: tuple[int, ...], devic
 
 def forward_flops(model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> float:
     """FLOPs (a multiply-add counts two) of one image's forward pass: convolutions and matrix products."""
-    from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - a second to import
+    from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter, torch.no_grad(), evaluating(model):
         model(torch.zeros(1, *image_shape, device=device))

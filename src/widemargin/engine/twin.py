@@ -1,8 +1,8 @@
-"""A second view of a model for passes that train nothing: evaluation mode, no gradients, heavy weights in a smaller type.
+"""A second view of a model for passes that train nothing: evaluation mode, no gradients, a smaller type if wanted.
 
-Everything is shared with the model except the weights of convolutions and linear layers, which are copies in the smaller
-type, and batch norms, which are a scale and a shift; both are refreshed once a step. So an attack casts no weights,
-computes no weight gradients and never switches the model between modes.
+Everything is shared with the model except the weights of convolutions and linear layers, which are copies in the
+smaller type, and batch norms, which are a scale and a shift; both are refreshed once a step. So an attack casts no
+weights, computes no weight gradients and never switches the model between modes.
 """
 
 import copy

@@ -1,13 +1,16 @@
 """Effective margins of a data set: clean, or at the images an attack finds."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from widemargin.engine import Replayed
 from widemargin.evaluation.accuracy import Advance, classified
 from widemargin.margins import MarginSummary, effective_margin, summarize
+from widemargin.models import Classifier
 from widemargin.modes import frozen
 from widemargin.types import Norm
 
@@ -28,14 +31,22 @@ class MeasuredMargins:
         return summarize(self.margins[self.correct])
 
 
+def _measure(model: nn.Module, norm: Norm, x: Tensor, y: Tensor) -> Tensor:
+    margins: Tensor = effective_margin(model, x, y, norm)
+    return margins
+
+
 def measure_margins(
     model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, norm: Norm = "l2", advance: Advance | None = None
 ) -> MeasuredMargins:
     """Measure the margins of every batch."""
     margins, correct = [], []
+    measure: Callable[[Tensor, Tensor], Tensor] = partial(_measure, model, norm)
+    if isinstance(model, Classifier):
+        measure = Replayed(measure)
     with frozen(model):
         for x, y in batches:
-            margins.append(effective_margin(model, x, y, norm))
+            margins.append(measure(x, y))
             correct.append(classified(model, x, y))
             if advance is not None:
                 advance(len(y))

@@ -6,11 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 from widemargin.errors import InputError
 
+Piece = TypeVar("Piece")
 PATIENCE = timedelta(days=30)
 """How long one process waits for another, which may have a whole shard more to judge; the default is half an hour."""
 
@@ -35,6 +38,23 @@ class Processes:
         """Until every process is here."""
         if self.count > 1:
             dist.barrier()
+
+    def any(self, flag: bool) -> bool:
+        """Whether one process at least says so; all of them ask together."""
+        if self.count == 1:
+            return flag
+        flags = torch.tensor([int(flag)])
+        dist.all_reduce(flags)
+        return bool(flags)
+
+    def together(self, pieces: dict[int, Piece]) -> dict[int, Piece]:
+        """The numbered pieces of all processes, in order."""
+        found: list[dict[int, Piece]] = [pieces]
+        if self.count > 1:
+            found = [{}] * self.count
+            dist.all_gather_object(found, pieces)
+        every = {number: piece for part in found for number, piece in part.items()}
+        return {number: every[number] for number in sorted(every)}
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:

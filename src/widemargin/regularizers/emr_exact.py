@@ -1,8 +1,8 @@
 """Exact effective margin regularization: sum_j ||dz_j/dx||^2, equation 5 of the paper, per sample.
 
-Up to ``classes_at_once`` classes are swept as one batch and all that their gradient needs is kept. Beyond, the classes are
-taken that many at a time, and a chunk's backward pass is done again when gradients are asked for: memory is that of
-``classes_at_once`` classes for any K.
+Up to ``classes_at_once`` classes are swept as one batch and all that their gradient needs is kept. Beyond, the classes
+are taken that many at a time, and a chunk's backward pass is done again when gradients are asked for: memory is that
+of ``classes_at_once`` classes for any K.
 """
 
 from dataclasses import dataclass

@@ -1,31 +1,47 @@
-"""The run folder is one run's: its configuration is written before anything else, and another run is refused."""
+"""The run folder is one run's, and one process's while it works there.
+
+The folder is locked first. Then the run's configuration is written before anything else; another run is refused.
+"""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from widemargin.checkpoints import PREVIOUS
 from widemargin.config import RunConfig
 from widemargin.config_files import differences, read_toml, to_toml
 from widemargin.errors import InputError
 from widemargin.evaluation.target import LAST
-from widemargin.files import make_folder, write_text_whole
+from widemargin.files import held, make_folder, write_text_whole
 
 CONFIG = "config.toml"
 
 
 @contextmanager
 def claimed(out: Path, config: RunConfig) -> Iterator[None]:
-    """The folder is ours while we set up; where that fails it is given back, so that the corrected run may have it."""
-    existed, begun = out.exists(), (out / CONFIG).exists()
-    _claim(out, config)
-    try:
-        yield
-    except InputError:
-        if not begun:
-            (out / CONFIG).unlink()
-        if not existed:
-            out.rmdir()
-        raise
+    """The folder is ours inside; where nothing but the configuration was written, an error gives it back.
+
+    So the corrected command may have it.
+    """
+    existed = out.exists()
+    _make(out)
+    with held(out):
+        begun = (out / CONFIG).exists()
+        try:
+            _claim(out, config)
+            yield
+        except InputError:
+            if not begun:
+                _give_back(out, existed=existed)
+            raise
+
+
+def _make(out: Path) -> None:
+    """Only make the folder: what another process may be writing there is not ours to sweep away."""
+    with suppress(OSError):
+        out.mkdir(parents=True, exist_ok=True)
+    if not out.is_dir():
+        make_folder(out)  # which says why there can be none
 
 
 def _claim(out: Path, config: RunConfig) -> None:
@@ -33,7 +49,7 @@ def _claim(out: Path, config: RunConfig) -> None:
     path = out / CONFIG
     if path.exists():
         changed = differences(config, read_toml(path))
-        if changed and not (out / LAST).exists():  # nothing was trained yet: a corrected command may have the folder
+        if changed and not _trained(out):  # a corrected command may have the folder
             write_text_whole(path, to_toml(config))
         elif changed:
             raise InputError(f"{out} holds another run ({'; '.join(changed[:3])}); choose another --out")
@@ -41,3 +57,14 @@ def _claim(out: Path, config: RunConfig) -> None:
         raise InputError(f"{out} is not empty and holds no {CONFIG}; choose an empty folder for --out")
     else:
         write_text_whole(path, to_toml(config))
+
+
+def _trained(out: Path) -> bool:
+    return any((out / name).exists() for name in (LAST, PREVIOUS))
+
+
+def _give_back(out: Path, *, existed: bool) -> None:
+    if {path.name for path in out.iterdir()} <= {CONFIG}:
+        (out / CONFIG).unlink(missing_ok=True)
+        if not existed:
+            out.rmdir()

@@ -132,6 +132,7 @@ class GraphedSteps:
             kind.x,
             kind.y,
             self._circumstances(kind),
+            guard=self._state.guard,
         )
         kind.names = list(values)
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""What processes that share a batch add up in a step: gradients, in one message, and statistics that are each one's own.
+"""What processes that share a batch add up in a step: gradients, in one message, and statistics each has of its own.
 
 A process's loss is its part of the mean over the whole batch (``shares.part_of_mean``), so gradients are added, not
 averaged. Attacks and penalties run on the plain module and there is one backward pass: nothing stays in one process.
@@ -47,7 +47,7 @@ def _flat_gradient(parameter: nn.Parameter) -> Tensor:
 
 @torch.no_grad()
 def average_own_statistics(nets: Nets) -> None:
-    """Without synchronized batch norm: give every process the mean of all running statistics, before anything uses them.
+    """Without synchronized batch norm: every process takes the mean of all running statistics before they are used.
 
     Penalties and the next step's attack run in evaluation mode, and must see the same network everywhere.
     """
@@ -61,4 +61,4 @@ def average_own_statistics(nets: Nets) -> None:
             flat = flat * (share.weight * (share.stop - share.start) / share.total)
             dist.all_reduce(flat)
             for buffer, mean in zip(statistics, flat.split([b.numel() for b in statistics]), strict=True):
-                buffer.copy_(mean.view_as(buffer))
+                buffer.data.copy_(mean.view_as(buffer))  # data: the backward pass of training mode does not read them

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.config import OptimizerConfig
+from widemargin.training.nonfinite import Guard
 from widemargin.types import Nets
 
 Tensors = dict[str, Tensor]
@@ -28,6 +29,8 @@ class TrainState:
     """Per-sample sums over the epoch under way, on the device: reading them is the only time training waits."""
     best_score: float | None = None
     best_epoch: int | None = None
+    guard: Guard | None = None
+    """What looks for values that are not finite; no part of what a resumed run needs."""
 
     @property
     def judged(self) -> nn.Module:

@@ -1,7 +1,8 @@
 """One training step, in the order that keeps batch norm right.
 
 Attack (evaluation mode) -> train-mode forwards -> penalties (evaluation mode, after every train-mode forward, so they
-see the statistics this batch has updated) -> the one mean of training -> backward -> update.
+see the statistics this batch has updated) -> the one mean of training -> backward -> update. Processes that share the
+batch (``shares``) add up their gradients before the update, so all of them make the same one.
 """
 
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from widemargin import randomness
+from widemargin import randomness, shares
 from widemargin.data import Batch
 from widemargin.heads import after_update
 from widemargin.regularizers import Penalty
+from widemargin.training.nonfinite import Guard
+from widemargin.training.reduction import average_own_statistics, reduce_gradients
 from widemargin.training.state import TrainState
 from widemargin.types import Nets, Objective
 
@@ -83,7 +86,7 @@ def train_step(
     """Update the state's networks once; ``nets`` are these as a faster engine runs them."""
     nets = state.nets if nets is None else nets
     due = moment.due(penalties)
-    return take_step(nets, state.optimizer, objective, due, batch.images, batch.labels, moment)
+    return take_step(nets, state.optimizer, objective, due, batch.images, batch.labels, moment, guard=state.guard)
 
 
 def take_step(
@@ -94,20 +97,28 @@ def take_step(
     x: Tensor,
     y: Tensor,
     now: Circumstances,
+    *,
+    guard: Guard | None = None,
 ) -> dict[str, Tensor]:
-    """Update the networks once, with these penalties; returns per-sample values (B,) for the log."""
+    """Update the networks once, if the guard lets it, with these penalties; returns per-sample values (B,)."""
+    if guard is not None:
+        guard.remember()
     outcome = objective(nets, x, y, epoch=now.epoch, generator=now.generator("attack"))
     total, values = outcome.loss, {"loss": outcome.loss, "correct": outcome.logits.argmax(1) == y, **outcome.terms}
+    average_own_statistics(nets)
     for penalty in penalties:
         amount = penalty(nets.model, x, outcome.x_adv, y, generator=now.generator(penalty.name))
-        total = total + now.factor(penalty, len(x)) * amount
+        total = total + now.factor(penalty, shares.batch_size(len(x))) * amount
         values |= {penalty.name: amount, f"{penalty.name}_samples": torch.ones_like(amount)}
     optimizer.zero_grad(set_to_none=True)
-    total.mean().backward()
-    optimizer.step()
-    for net in nets.all().values():
-        after_update(net)
-    return values | {"total": total, "samples": torch.ones_like(total)}
+    shares.part_of_mean(total).backward()
+    reduce_gradients(nets)
+    values |= {"total": total, "samples": torch.ones_like(total)}
+    if guard is None or guard.passes(values):
+        optimizer.step()
+        for net in nets.all().values():
+            after_update(net)
+    return values if guard is None else guard.settle(values)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -10,6 +10,7 @@ import torch
 from widemargin.config import RunConfig
 from widemargin.data import Batch
 from widemargin.engine import FastNetwork, Plan
+from widemargin.shares import sharing, sums_over_processes
 from widemargin.training.graphed import GraphedSteps
 from widemargin.training.state import TrainState
 from widemargin.training.step import Moment, train_step
@@ -36,8 +37,9 @@ class PlainSteps:
         for net in self._nets.all().values():
             if isinstance(net, FastNetwork):
                 net.refresh()
-        values = train_step(self._state, self._objective, self._penalties, batch, moment, nets=self._nets)
-        self._state.add(values)
+        with sharing(batch.share):
+            values = train_step(self._state, self._objective, self._penalties, batch, moment, nets=self._nets)
+            self._state.add(sums_over_processes(values))
 
 
 def make_steps(plan: Plan, state: TrainState, config: RunConfig) -> Steps:
@@ -49,6 +51,7 @@ def make_steps(plan: Plan, state: TrainState, config: RunConfig) -> Steps:
         nets = Nets(model=FastNetwork(nets.model, plan), teacher=teacher)
         if plan.tuned:
             torch.backends.cudnn.benchmark = True
+            torch.backends.cudnn.benchmark_limit = 0  # all kernels, not the first ten
         if plan.graphs:
             return GraphedSteps(state, nets, config)
     return PlainSteps(state, nets, config)

@@ -1,12 +1,12 @@
 """Batch norm whose statistics are those of the whole batch, whichever rows of it this process has.
 
-On a GPU this is torch's own SyncBatchNorm. That refuses CPU tensors, so for them it is written out: with x^ = (x - mean) /
-deviation over all n values of a channel in all processes,
+On a GPU this is torch's own SyncBatchNorm. That refuses CPU tensors, so for them it is written out: with
+x^ = (x - mean) / deviation over all n values of a channel in all processes,
 
     d x = weight / deviation (d y - sum(d y) / n - x^ sum(d y x^) / n),
 
-the sums again over all processes. Each process's statistics are merged by Chan's formula, which loses no digits. Outside a
-shared batch and in evaluation mode it is plain batch norm.
+the sums again over all processes. Each process's statistics are merged by Chan's formula, which loses no digits.
+Outside a shared batch and in evaluation mode it is plain batch norm.
 """
 
 from typing import Any, cast
@@ -28,20 +28,22 @@ class SharedBatchNorm(nn.SyncBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         """The normalized activations."""
         if self.training:
-            return self._in_training(x)
-        return cast(Tensor, _BatchNorm.forward(self, x))
+            return cast(Tensor, self._in_training(x))
+        return _BatchNorm.forward(self, x)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _in_training(self, x: Tensor) -> Tensor:
         share = shares.current()
         if share is None or share.repeated:
-            return cast(Tensor, _BatchNorm.forward(self, x))
+            return _BatchNorm.forward(self, x)
         return super().forward(x) if x.is_cuda else self._over_processes(x)
 
     def _over_processes(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
         out, mean, variance, count = _OverProcesses.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum

@@ -1,15 +1,18 @@
 """What is measured at the end of an epoch: accuracies, under attack too, and margins of correctly classified images."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count
 
+import torch
 from torch import Tensor, nn
 
 from widemargin import randomness
 from widemargin.config import RunConfig, WatchConfig
 from widemargin.data import ImageSet, as_floats, in_order
-from widemargin.evaluation.accuracy import percent, verdicts
-from widemargin.evaluation.margins import measure_margins
+from widemargin.evaluation.accuracy import ALONE, percent, verdicts
+from widemargin.evaluation.margins import MeasuredMargins, measure_margins
+from widemargin.evaluation.processes import Processes
+from widemargin.modes import copied_buffers, with_buffers
 from widemargin.training.setup import Splits, make_augmentation
 from widemargin.types import Nets
 
@@ -17,53 +20,83 @@ Metrics = dict[str, float]
 BATCH = 500
 
 
-def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int) -> Metrics:
-    """The measurements of ``nets.model`` that the configuration asks for after this many epochs."""
+def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: Processes = ALONE) -> Metrics:
+    """The measurements of ``nets.model`` that the configuration asks for after this many epochs.
+
+    Several processes share the batches, and all of them get the result.
+    """
     model = nets.model
     wanted: WatchConfig = config.watch
     metrics: Metrics = {}
     if splits.validation is not None:
-        metrics |= _accuracies(model, splits.validation, config, "validation")
+        metrics |= _accuracies(model, splits.validation, config, "validation", group)
     if wanted.test:
-        metrics |= _accuracies(model, splits.test, config, "test")
+        metrics |= _accuracies(model, splits.test, config, "test", group)
     if "train" in wanted.margins:
-        metrics |= _margins(model, training_points(nets, splits.train, config, epoch), wanted, "train")
+        metrics |= _margins(model, training_points(nets, splits.train, config, epoch, group), wanted, "train", group)
     if "test" in wanted.margins:
-        metrics |= _margins(model, in_order(splits.test, BATCH), wanted, "test")
+        batches = (batch for number, batch in enumerate(in_order(splits.test, BATCH)) if group.mine(number))
+        metrics |= _margins(model, batches, wanted, "test", group)
     return metrics
 
 
-def _accuracies(model: nn.Module, data: ImageSet, config: RunConfig, split: str) -> Metrics:
-    metrics = {f"{split}_clean": percent(verdicts(model, data, batch_size=BATCH))}
+def _accuracies(model: nn.Module, data: ImageSet, config: RunConfig, split: str, group: Processes) -> Metrics:
+    metrics = {f"{split}_clean": percent(verdicts(model, data, batch_size=BATCH, group=group))}
     attack = config.watch.attack
     if attack is not None:
-        metrics[f"{split}_robust"] = percent(verdicts(model, data, attack, batch_size=BATCH, seed=config.seed))
+        found = verdicts(model, data, attack, batch_size=BATCH, seed=config.seed, group=group)
+        metrics[f"{split}_robust"] = percent(found)
     return metrics
 
 
-def _margins(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], wanted: WatchConfig, split: str) -> Metrics:
-    summary = measure_margins(model, first_samples(batches, wanted.margin_samples)).over_correct()
+def _margins(
+    model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], wanted: WatchConfig, split: str, group: Processes
+) -> Metrics:
+    mine: dict[int, MeasuredMargins] = {}
+    with group.agreeing():
+        for number, batch in zip(_numbers(group), first_samples(batches, wanted.margin_samples, group), strict=False):
+            mine[number] = measure_margins(model, [batch])
+    parts = group.together(mine).values()
+    margins, correct = torch.cat([part.margins for part in parts]), torch.cat([part.correct for part in parts])
+    summary = MeasuredMargins(margins, correct).over_correct()
     named = {"mean": summary.mean, "std": summary.std}
     return {f"{split}_margin_{name}": value for name, value in named.items() if value is not None}
 
 
-def first_samples(batches: Iterator[tuple[Tensor, Tensor]], samples: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches until so many samples have come; all of them for None."""
-    if samples is None:
-        yield from batches
-        return
-    for x, y in islice(batches, -(-samples // BATCH)):
-        yield x[:samples], y[:samples]
-        samples -= len(y)
+def _numbers(group: Processes) -> Iterator[int]:
+    """The numbers of this process's batches."""
+    return count(group.rank, group.count)
 
 
-def training_points(nets: Nets, train: ImageSet, config: RunConfig, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Training images as training sees them: augmented, and attacked where the objective attacks (the paper's x')."""
+def first_samples(
+    batches: Iterator[tuple[Tensor, Tensor]], samples: int | None, group: Processes = ALONE
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """This process's batches until so many samples have come in all of them; every batch for None."""
+    for number in _numbers(group):
+        left = None if samples is None else samples - number * BATCH
+        if left is not None and left <= 0:
+            return
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch[0][:left], batch[1][:left]
+
+
+def training_points(
+    nets: Nets, train: ImageSet, config: RunConfig, epoch: int, group: Processes = ALONE
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Training images as training sees them: augmented, and attacked where the objective attacks (the paper's x').
+
+    Measuring leaves the statistics alone, whatever mode the attack runs in.
+    """
     augment = make_augmentation(config.data)
     for number, start in enumerate(range(0, len(train), BATCH)):
+        if not group.mine(number):
+            continue
         part = slice(start, start + BATCH)
         x = as_floats(augment(train.images[part], randomness.derived(config.seed, "margin-augment", epoch, number)))
         y = train.labels[part]
         generator = randomness.derived(config.seed, "margin", epoch, number)
-        x_adv = config.objective.perturb(nets, x, y, epoch=epoch - 1, generator=generator)
+        with with_buffers(copied_buffers(nets.model)):
+            x_adv = config.objective.perturb(nets, x, y, epoch=epoch - 1, generator=generator)
         yield (x if x_adv is None else x_adv), y

@@ -1,0 +1,97 @@
+"""Signs in the metrics that training goes wrong, each with what it suggests.
+
+They are found from the lines of ``metrics.jsonl`` alone. An alarm stands in the line of the epoch that raised it, so a
+resumed run neither repeats nor loses one.
+"""
+
+import math
+from collections.abc import Sequence
+
+from widemargin.attacks import FGSM
+from widemargin.config import RunConfig
+from widemargin.evaluation.alarms import Alarm
+from widemargin.training.log import Line
+
+COLLAPSED = 0.5
+"""The share of its best robust accuracy under which a model has collapsed."""
+POINTS = 10.0
+"""A collapse is at least so many points deep."""
+LASTING = 5
+"""Watched epochs that a fall must last, and epochs over which a penalty must stand still."""
+FALLEN = 2.0
+"""A fall is at least so many points, and two standard errors of a validation split of its size."""
+STILL = 1e-3
+"""The relative change under which a penalty stands still."""
+MOVES = 1e-2
+"""The relative change from which a loss does not: in a run that has ended its learning nothing moves."""
+
+
+def new_alarms(lines: Sequence[Line], config: RunConfig) -> list[Alarm]:
+    """The alarms that the last line raises and no line before it did."""
+    told = {name for line in lines[:-1] for name in line.get("alarms", [])}
+    found = [_catastrophic_overfitting(lines, config), _robust_overfitting(lines, config)]
+    found += [_still(lines, penalty.name) for penalty in config.penalties() if penalty.weight > 0]
+    return [alarm for alarm in found if alarm is not None and alarm.name not in told]
+
+
+def _catastrophic_overfitting(lines: Sequence[Line], config: RunConfig) -> Alarm | None:
+    """Accuracy on the attack of training rises while that on a stronger attack collapses."""
+    if not config.objective.attacks or config.watch.attack is None or isinstance(config.watch.attack, FGSM):
+        return None
+    key = "validation_robust" if config.data.held_out else "test_robust"
+    watched, now = [line for line in lines if key in line], lines[-1]
+    if key not in now:
+        return None
+    best = max(watched, key=lambda line: float(line[key]))
+    deep = now[key] < COLLAPSED * best[key] and now[key] <= best[key] - POINTS
+    if not deep or now["train_accuracy"] <= best["train_accuracy"]:
+        return None
+    return Alarm(
+        "catastrophic-overfitting",
+        f"accuracy under attack fell to {now[key]:.1f}% from {best[key]:.1f}% at epoch {best['epoch']}, while accuracy "
+        f"in training rose to {now['train_accuracy']:.1f}%",
+        "the model has learned to fool the attack it trains with: use more steps (objective.attack), a random start "
+        "or a lower learning rate",
+    )
+
+
+def _robust_overfitting(lines: Sequence[Line], config: RunConfig) -> Alarm | None:
+    """Robust accuracy on the validation split stays below its best."""
+    key = "validation_robust"
+    watched = [line for line in lines if key in line]
+    if key not in lines[-1] or len(watched) <= LASTING:
+        return None
+    best, since = max(watched, key=lambda line: float(line[key])), [line[key] for line in watched[-LASTING:]]
+    share = best[key] / 100
+    error = 100 * math.sqrt(share * (1 - share) / config.data.held_out)
+    if max(since) > best[key] - max(FALLEN, 2 * error) or lines[-1]["train_accuracy"] <= best["train_accuracy"]:
+        return None
+    return Alarm(
+        "robust-overfitting",
+        f"validation accuracy under attack has been below {best[key]:.1f}%, its value at epoch {best['epoch']}, for "
+        f"{LASTING} watched epochs and is {since[-1]:.1f}%",
+        "best.safetensors keeps the best epoch; set stopping.patience or averaging.decay, or lower the learning rate "
+        "earlier",
+    )
+
+
+def _still(lines: Sequence[Line], name: str) -> Alarm | None:
+    """A penalty that is zero, or does not change though the loss does."""
+    recent = lines[-LASTING:]
+    values = [line[name] for line in recent if name in line]
+    if len(values) < LASTING:
+        return None
+    zero = not any(values)
+    if not zero and (_change(values) >= STILL or _change([line["loss"] for line in recent]) < MOVES):
+        return None
+    how = "has been zero" if zero else f"has stayed at {values[-1]:.3g}, within {STILL:.1%},"
+    return Alarm(
+        f"{name}-still",
+        f"the {name} penalty {how} for {LASTING} epochs",
+        f"it teaches the model nothing: change {name}.weight, or look at the penalty's {name}.kind and the model",
+    )
+
+
+def _change(values: Sequence[float]) -> float:
+    largest = max(abs(value) for value in values)
+    return (max(values) - min(values)) / largest if largest > 0 else 0.0

@@ -1,0 +1,241 @@
+"""Numbers that are none: a NaN or an infinity in a loss, a penalty or a gradient is seen before it reaches the weights.
+
+``take_step`` shows every step's values to a guard, between backward and update. There are two. ``Checked`` looks at
+once. ``Masked`` never makes the host wait for a GPU: the update is masked on the device (fused SGD takes a flag for
+that), buffers are put back on the device, and the number of the first bad step stays there until somebody looks, every
+``LOOK_EVERY`` steps and before anything is saved. From a bad step on, a run that will stop changes nothing any more, so
+its weights are still those before that step; a run that skips leaves out that step alone.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from widemargin import shares
+from widemargin.checks import choice
+from widemargin.types import Nets
+
+OnNonfinite = Literal["stop", "skip"]
+ON_NONFINITE: tuple[OnNonfinite, ...] = ("stop", "skip")
+LOOK_EVERY = 100
+"""Steps between two looks at what a GPU has noted."""
+SKIPPED = "skipped_steps"
+GRADIENT = "gradient"
+NEVER = 2**62
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A step that was not finite: its number since the beginning, what was at fault, and the values where known."""
+
+    step: int
+    names: tuple[str, ...]
+    values: Tensors = field(default_factory=dict)
+
+
+class Guard(Protocol):
+    """What a step shows its values to."""
+
+    def begin(self, step: int) -> None:
+        """The number, since the beginning, of the step to come."""
+        ...
+
+    def remember(self) -> None:
+        """Before the step: keep what its forwards may change."""
+        ...
+
+    def passes(self, values: Tensors) -> bool:
+        """After backward: whether the update may be made."""
+        ...
+
+    def settle(self, values: Tensors) -> Tensors:
+        """After the step, updated or not: put back what a bad one changed; the values that count."""
+        ...
+
+    def found(self, *, wait: bool) -> Found | None:
+        """The step to stop at, if there was one; without ``wait`` only where that is known."""
+        ...
+
+
+def make_guard(nets: Nets, optimizer: torch.optim.Optimizer, on_nonfinite: str) -> "Checked | Masked":
+    """The guard for this optimizer: a fused one can be masked."""
+    choice("", "--on-nonfinite", on_nonfinite, ON_NONFINITE)
+    skips = on_nonfinite == "skip"
+    if all(group.get("fused") for group in optimizer.param_groups):
+        return Masked(nets, optimizer, skips=skips)
+    return Checked(nets, skips=skips)
+
+
+class Checked:
+    """Looks at every step at once; a bad one is not taken."""
+
+    def __init__(self, nets: Nets, *, skips: bool) -> None:
+        self._skips = skips
+        self._parameters = _named_parameters(nets)
+        self._buffers = _buffers(nets)
+        self._kept: list[Tensor] = []
+        self._step = 0
+        self._refused = False
+        self._found: Found | None = None
+
+    def begin(self, step: int) -> None:
+        """Note the number."""
+        self._step, self._refused = step, False
+
+    def remember(self) -> None:
+        """Copy the buffers: batch-norm statistics move in the forward passes."""
+        self._kept = [buffer.clone() for buffer in self._buffers]
+
+    def passes(self, values: Tensors) -> bool:
+        """False, with every buffer as it was, if anything is not finite."""
+        flags = _bad(values, self._parameters.values()).tolist()
+        self._refused = any(flags)
+        if self._refused:
+            for buffer, kept in zip(self._buffers, self._kept, strict=True):
+                buffer.copy_(kept)
+            names = [name for name, flag in zip(_names(values), flags, strict=True) if flag]
+            seen = {name: value.detach().clone() for name, value in values.items()}
+            self._found = None if self._skips else Found(self._step, tuple(names), seen)
+        return not self._refused
+
+    def settle(self, values: Tensors) -> Tensors:
+        """A skipped step counts as nothing but a skipped step."""
+        if not self._skips:
+            return values
+        counted = {name: torch.zeros_like(value) for name, value in values.items()} if self._refused else values
+        return counted | {SKIPPED: torch.tensor(float(self._refused), device=values["samples"].device) * _one()}
+
+    def found(self, *, wait: bool) -> Found | None:
+        """The step this guard refused."""
+        del wait
+        return self._found
+
+
+class Masked:
+    """Never waits: bad steps are masked on the device, and noted there."""
+
+    def __init__(self, nets: Nets, optimizer: torch.optim.Optimizer, *, skips: bool) -> None:
+        self._skips = skips
+        self._parameters = list(_named_parameters(nets).values())
+        device = self._parameters[0].device
+        self._now = torch.zeros((), dtype=torch.int64, device=device)
+        self._bad = torch.zeros((), dtype=torch.float32, device=device)
+        self._first: dict[tuple[str, ...], Tensor] = {}
+        self._kept = _Kept([*_buffers(nets), *_changed_after_updates(nets)])
+        _start_momenta(optimizer)
+        optimizer.found_inf = self._bad  # type: ignore[attr-defined]  # what fused SGD reads: 1 means no update
+
+    def begin(self, step: int) -> None:
+        """Fill in the number, on the device."""
+        self._now.fill_(step)
+
+    def remember(self) -> None:
+        """Copy buffers, and weights that a head changes after an update."""
+        self._kept.take()
+
+    def passes(self, values: Tensors) -> bool:
+        """Always; a bad step sets the flag that masks the update."""
+        flags, names = _bad(values, self._parameters), _names(values)
+        if names not in self._first:
+            self._first[names] = torch.full((len(names),), NEVER, dtype=torch.int64, device=flags.device)
+        first = self._first[names]
+        first.copy_(torch.where(flags > 0, torch.minimum(first, self._now), first))
+        self._bad.copy_(flags.amax() if self._skips else torch.maximum(self._bad, flags.amax()))
+        return True
+
+    def settle(self, values: Tensors) -> Tensors:
+        """Put back, where the flag is set."""
+        bad = self._bad > 0
+        self._kept.put_back(bad)
+        if not self._skips:
+            return values
+        counted = {name: torch.where(bad, torch.zeros_like(value), value) for name, value in values.items()}
+        return counted | {SKIPPED: self._bad * _one()}
+
+    def found(self, *, wait: bool) -> Found | None:
+        """The first bad step, once the device is asked."""
+        if self._skips or not wait:
+            return None
+        noted = {names: first.tolist() for names, first in self._first.items()}
+        step = min((min(steps) for steps in noted.values()), default=NEVER)
+        if step == NEVER:
+            return None
+        at_fault = [name for names, steps in noted.items() for name, at in zip(names, steps, strict=True) if at == step]
+        return Found(step, tuple(at_fault))
+
+
+class _Kept:
+    """Copies of tensors that can be put back under a flag on the device, in a few kernels however many they are."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        types = dict.fromkeys(tensor.dtype for tensor in tensors)
+        self._groups = [[tensor for tensor in tensors if tensor.dtype == dtype] for dtype in types]
+        self._flat: list[Tensor] = []
+
+    @torch.no_grad()
+    def take(self) -> None:
+        self._flat = [_joined(group) for group in self._groups]
+
+    @torch.no_grad()
+    def put_back(self, flag: Tensor) -> None:
+        for group, kept in zip(self._groups, self._flat, strict=True):
+            pieces = torch.where(flag, kept, _joined(group)).split([tensor.numel() for tensor in group])
+            torch._foreach_copy_(group, [piece.view(t.shape) for piece, t in zip(pieces, group, strict=True)])
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _checked(values: Tensors) -> Tensors:
+    """What must be finite: the loss, its terms, the penalties and the total, but no counts."""
+    return {name: value for name, value in values.items() if value.is_floating_point() and not name.endswith("samples")}
+
+
+def _names(values: Tensors) -> tuple[str, ...]:
+    return (*_checked(values), GRADIENT)
+
+
+def _bad(values: Tensors, parameters: Iterable[nn.Parameter]) -> Tensor:
+    """1 for each name that has a value which is not finite, in any of the processes that share the batch, else 0."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    largest = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)
+    fine = torch.stack([value.detach().double() for value in _checked(values).values()]).isfinite().all(1)
+    flags = 1.0 - torch.cat([fine, largest.isfinite()[None]]).float()
+    if shares.current() is not None:
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return flags
+
+
+def _one() -> float:
+    """What adds up to one over the processes that share the batch."""
+    share = shares.current()
+    return 1.0 if share is None else 1.0 / (share.processes * share.weight)
+
+
+def _named_parameters(nets: Nets) -> dict[str, nn.Parameter]:
+    return {f"{name}/{key}": p for name, net in nets.all().items() for key, p in net.named_parameters()}
+
+
+def _buffers(nets: Nets) -> list[Tensor]:
+    return [buffer for net in nets.all().values() for buffer in net.buffers()]
+
+
+def _changed_after_updates(nets: Nets) -> list[Tensor]:
+    """Weights of heads that project them after an update (``heads.after_update``)."""
+    modules = [module for net in nets.all().values() for module in net.modules() if hasattr(module, "after_step")]
+    return [parameter for module in modules for parameter in module.parameters()]
+
+
+def _start_momenta(optimizer: torch.optim.Optimizer) -> None:
+    """Zeros, which make the same first step: a fused first step that is masked would leave them unset."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else []:
+            optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))

@@ -1,0 +1,141 @@
+"""Two processes train as one does: the same parameters, statistics, averages and sums after the same steps."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from layer_cases import NORMS, normalized, odd
+from processes import run_jobs
+from run_cases import begun_run, whole_run
+from safetensors.torch import load_file
+from step_cases import FEW, Case, difference, trained
+
+from widemargin.training.log import read_metrics
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Where runs are; one of them was begun by a process alone."""
+    folder = tmp_path_factory.mktemp("places")
+    begun_run(str(folder / "begun-alone"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(places, tmp_path_factory):
+    """What two processes make of everything, started once."""
+    jobs = {f"steps {case}": ("steps", (case,)) for case in FEW}
+    jobs |= {f"norm {name}": ("norm", (name,)) for name in NORMS}
+    jobs["odd"] = ("odd", ())
+    jobs["run"] = ("run", (str(places / "pair"),))
+    jobs["on from one"] = ("run", (str(places / "begun-alone"),))
+    jobs["begun"] = ("begun", (str(places / "begun-by-two"),))
+    jobs["refusals"] = ("refusals", (str(places),))
+    jobs["stops"] = ("stops", (str(places),))
+    found = run_jobs(tmp_path_factory.mktemp("pair"), list(jobs.values()))
+    return dict(zip(jobs, found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def alone(places):
+    whole_run(str(places / "alone"))
+    return places / "alone"
+
+
+@pytest.mark.parametrize("case", [case for case in FEW if case.synchronized], ids=str)
+def test_two_processes_train_as_one(case: Case, pair) -> None:
+    first, second = pair[f"steps {case}"]
+    assert difference(first, second) == 0
+    assert difference(trained(case), first) < TOLERANCE[case.dtype]
+
+
+def test_unsynchronized_batch_norm_is_different_but_the_same_everywhere(pair) -> None:
+    (case,) = [case for case in FEW if not case.synchronized]
+    first, second = pair[f"steps {case}"]
+    assert difference(first, second) == 0
+    assert difference(trained(case), first) > 1e-3
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_batch_norm_over_processes(name: str, pair) -> None:
+    expected, found = normalized(name), pair[f"norm {name}"]
+    repeated = name == "fewer samples than processes"
+    for key, value in expected.items():
+        parts = [part[key] for part in found]
+        if key.startswith("summed"):
+            whole = sum(parts)
+        elif key.startswith("buffer") or repeated:
+            whole = parts[0]
+            assert torch.equal(parts[0], parts[1]), key
+        else:
+            whole = torch.cat(parts)
+        torch.testing.assert_close(whole, value, rtol=1e-9, atol=1e-10, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_a_parameter_without_a_gradient_in_some_process_or_in_all(pair) -> None:
+    first, second = pair["odd"]
+    assert difference(first, second) == 0
+    assert difference(odd(), first) < 1e-12
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    """Weights and metrics within float32's tolerance."""
+    for name in ("last.safetensors", "best.safetensors"):
+        assert difference(load_file(folder / name), load_file(other / name)) < 1e-4
+    lines, others = read_metrics(folder), read_metrics(other)
+    assert len(lines) == len(others) == 2
+    for line, expected in zip(lines, others, strict=True):
+        assert line.keys() == expected.keys()
+        same = {key: value for key, value in line.items() if not key.endswith("seconds")}
+        assert same == pytest.approx({key: expected[key] for key in same}, rel=1e-4)
+
+
+def test_a_run_of_two_is_a_run_of_one(pair, places, alone) -> None:
+    first, second = pair["run"]
+    assert first["finished"]
+    assert first == second
+    assert_same_run(places / "pair", alone)
+    assert sorted(path.name for path in (places / "pair").iterdir()) == sorted(path.name for path in alone.iterdir())
+
+
+def test_two_go_on_with_the_run_of_one(pair, places, alone) -> None:
+    assert pair["on from one"][0]["finished"]
+    assert_same_run(places / "begun-alone", alone)
+
+
+def test_one_goes_on_with_the_run_of_two(pair, places, alone) -> None:
+    folder = places / "begun-by-two"
+    assert len(read_metrics(folder)) == 1
+    assert whole_run(str(folder))["finished"]
+    assert_same_run(folder, alone)
+
+
+SAID = {
+    "device": ("--device 'cuda' cannot be used here", "(said by process 1 of 2)"),
+    "gpu number": ("--device 'cuda:1' names one GPU for several processes", "use --device cuda, each takes its own"),
+    "folder": ("b is not empty and holds no config.toml", "(said by process 0 of 2)"),
+    "disk": ("the disk is full", "(said by process 0 of 2)"),
+    "not finite": ("tiny: ", "--on-nonfinite skip leaves such steps out"),
+    "weights": ("the processes' weights differ (first in ", "see docs/clusters.md"),
+}
+
+
+@pytest.mark.parametrize("about", SAID)
+def test_what_one_process_refuses_all_refuse(about: str, pair) -> None:
+    first, second = (answers[about] for answers in pair["refusals"])
+    assert first == second
+    for words in SAID[about]:
+        assert words in first
+
+
+def test_all_stop_where_one_is_asked_to(pair) -> None:
+    first, second = pair["stops"]
+    assert first == second
+    assert first["late"] == first["asked"] == (False, 0)
+
+
+def test_a_skipped_step_is_counted_once(pair) -> None:
+    (skipped,) = pair["stops"][0]["skipped"]
+    assert 1 <= skipped <= 4
