@@ -7,7 +7,17 @@ import pytest
 
 VERBS = {
     "demo": ("--out", "--seed", "plain and with EMR"),
-    "train": ("RECIPE", "--out", "--set", "--max-time", "--data-dir", "--device", "run folder"),
+    "train": (
+        "RECIPE",
+        "--out",
+        "--set",
+        "--max-time",
+        "--data-dir",
+        "--device",
+        "run folder",
+        "--checkpoint-every",
+        "--no-sync-bn",
+    ),
     "evaluate": ("TARGET", "autoattack", "--attacks", "--eps", "--step-size", "--norm", "--limit", "--json", "8/255"),
     "margins": ("RUN_OR_CHECKPOINT", "--split", "--at", "--norm", "--picture", "--json", "histogram"),
     "recipes": ("show", "List"),

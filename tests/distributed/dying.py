@@ -1,4 +1,4 @@
-"""An objective that kills the last of several processes once, in mid-epoch, and counts the steps it is asked for."""
+"""An objective that in mid-epoch kills the last of several processes, once, or is refused; it counts its steps."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from widemargin import InputError
 from widemargin.attacks import PGD
 from widemargin.objectives import OBJECTIVES, Adversarial
 
@@ -28,6 +29,8 @@ class Dying(Adversarial):
             done = int(path.read_text()) if path.exists() else 0
             path.write_text(str(done + 1))
             if restarts == "0" and rank == "1" and done + 1 == STEP:
+                if "DYING_REFUSES" in os.environ:
+                    raise InputError("the seventh step is refused")
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(*args, **options)
 

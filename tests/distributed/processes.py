@@ -19,8 +19,8 @@ Job = tuple[str, tuple[Any, ...]]
 def run_jobs(folder: Path, jobs: Sequence[Job], *, processes: int = 2) -> list[list[Any]]:
     """For every job what each process made of it."""
     (folder / "jobs.pickle").write_bytes(pickle.dumps(list(jobs)))
-    for answer in start([sys.executable, str(WORKER), str(folder)], processes=processes):
-        assert answer.returncode == 0, answer.stderr
+    answers = start([sys.executable, str(WORKER), str(folder)], processes=processes)
+    assert all(answer.returncode == 0 for answer in answers), "\n".join(answer.stderr for answer in answers)
     names = [[folder / f"{number}-{rank}.pt" for rank in range(processes)] for number in range(len(jobs))]
     return [[torch.load(path, weights_only=False) for path in paths] for paths in names]
 

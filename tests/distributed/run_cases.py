@@ -53,11 +53,13 @@ def small_batches_to_measure() -> Iterator[None]:
         watch_module.BATCH = usual
 
 
-def whole_run(out: str, *, rank: int = 0, processes: int = 1) -> dict[str, Any]:
+def whole_run(
+    out: str, device: str = "cpu", settings: tuple[str, ...] = (), *, rank: int = 0, processes: int = 1
+) -> dict[str, Any]:
     """Train to the end, or go on with what is in the folder."""
     del rank, processes
     with small_batches_to_measure():
-        result = train(tiny(), out=Path(out), device="cpu")
+        result = train(tiny(*settings), out=Path(out), device=device)
     return {"finished": result.finished, "metrics": result.metrics}
 
 

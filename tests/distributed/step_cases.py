@@ -138,9 +138,9 @@ def tiny_images() -> ImageSet:
     return ImageSet(images=images, labels=torch.arange(SAMPLES) % 3, num_classes=3, name="tiny")
 
 
-def trained(case: Case, *, rank: int = 0, processes: int = 1) -> dict[str, Tensor]:
+def trained(case: Case, device: str = "cpu", *, rank: int = 0, processes: int = 1) -> dict[str, Tensor]:
     """Every tensor of the state after the case's epochs, and the sums of the last epoch."""
-    config, data = case.config(), tiny_images()
+    config, data = case.config(), tiny_images().to(device)
     state = make_state(config, data)
     networks = [*state.nets.all().values(), *([] if state.average is None else [state.average])]
     for network in networks:
@@ -153,7 +153,8 @@ def trained(case: Case, *, rank: int = 0, processes: int = 1) -> dict[str, Tenso
     )
     _train(state, config, batches, case.dtype)
     named = {f"{n}/{key}": value for n, net in enumerate(networks) for key, value in net.state_dict().items()}
-    return named | {f"sums/{name}": value for name, value in state.sums.items()}
+    named |= {f"sums/{name}": value for name, value in state.sums.items()}
+    return {name: value.cpu() for name, value in named.items()}
 
 
 def _train(state: TrainState, config: RunConfig, batches: Batches, dtype: torch.dtype) -> None:

@@ -37,19 +37,37 @@ def test_the_command_in_two_processes(recipe: Path, tmp_path: Path, monkeypatch:
     assert_same_run(tmp_path / "two", tmp_path / "one")
 
 
+def torchrun(*command: str, restarts: int) -> subprocess.CompletedProcess[str]:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    return subprocess.run(
+        [sys.executable, *launch, *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.long
+def test_what_one_process_refuses_in_a_step_ends_all(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("DYING_LOG", str(tmp_path / "steps"))
+    monkeypatch.setenv("DYING_REFUSES", "yes")
+    finished = torchrun(*command(recipe, tmp_path / "refused"), restarts=0)
+    assert finished.returncode != 0
+    assert "widemargin: the seventh step is refused" in finished.stderr
+
+
 @pytest.mark.long
 def test_a_killed_process_is_started_again_and_goes_on(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
-    finished = subprocess.run(
-        [sys.executable, *launch, *command(recipe, tmp_path / "killed")],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "DYING_LOG": str(tmp_path / "steps")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    monkeypatch.setenv("DYING_LOG", str(tmp_path / "steps"))
+    finished = torchrun(*command(recipe, tmp_path / "killed"), restarts=2)
     assert finished.returncode == 0, finished.stderr
     train(tiny(), out=tmp_path / "one", device="cpu")
     assert_same_run(tmp_path / "killed", tmp_path / "one")

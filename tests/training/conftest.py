@@ -14,7 +14,7 @@ from widemargin.config_files import from_dict, with_overrides
 from widemargin.training.log import read_metrics
 
 sys.path.insert(0, str(Path(__file__).parent))
-from nursery import Nursery  # noqa: E402
+from nursery import Nursery
 
 BASE = """
 name = "tiny"

@@ -29,13 +29,12 @@ METHODS = {
     "l-softmax": ('head={kind="large-margin", annealing={kind="geometric"}}', 'emr={kind="exact", weight=0.1}'),
     "stopping": ("epochs=8", "stopping={patience=2}", "optimizer.lr=0.5", 'watch.attack={kind="fgsm", eps=0.2}'),
     "batch-norm": (
-        "model={kind='resnet18'}",
-        "epochs=2",
+        'model={kind="resnet18", width=2}',
+        f'objective={{kind="adversarial", {ATTACK}}}',
         "batch_size=10",
-        "data={name='cifar10-embedded', train_limit=20, test_limit=10, held_out=10}",
+        'data={name="cifar10-embedded", train_limit=20, test_limit=10, held_out=10}',
     ),
 }
-LONG_ONLY = {"batch-norm"}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def kill_and_go_on(name, nursery, undisturbed, out, left_in, *, kills, every):
     return died
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in LONG_ONLY])
+@pytest.mark.parametrize("name", METHODS)
 def test_killed_at_random_points_a_run_ends_where_it_would_have_ended(name, nursery, undisturbed, tmp_path, left_in):
     kill_and_go_on(name, nursery, undisturbed, tmp_path / "run", left_in, kills=2, every=1)
 

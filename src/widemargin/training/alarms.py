@@ -57,6 +57,8 @@ def _catastrophic_overfitting(lines: Sequence[Line], config: RunConfig) -> Alarm
 
 def _robust_overfitting(lines: Sequence[Line], config: RunConfig) -> Alarm | None:
     """Robust accuracy on the validation split stays below its best."""
+    if not (config.objective.attacks or config.penalties()):
+        return None
     key = "validation_robust"
     watched = [line for line in lines if key in line]
     if key not in lines[-1] or len(watched) <= LASTING:

@@ -47,16 +47,8 @@ def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
         torch.cuda.set_device(chosen)
         if not begun:
             _check_own_gpu(group, chosen)
-    try:
-        yield group, chosen
-    except InputError:  # every process raises it
-        _end(begun)
-        raise
-    _end(begun)  # after anything else the others may never answer: torchrun ends them
-
-
-def _end(begun: bool) -> None:
-    if not begun:
+    yield group, chosen
+    if not begun:  # after an error others may wait for us and never answer: this process ends, torchrun ends them
         dist.destroy_process_group()
 
 
@@ -165,7 +157,7 @@ def check_alike(state: TrainState, group: Processes) -> None:
     if group.count == 1:
         return
     named = [(name, value) for net in state.nets.all().values() for name, value in net.state_dict().items()]
-    sums = torch.stack([value.detach().double().sum() for _, value in named]).cpu()
+    sums = torch.stack([_checksum(value) for _, value in named]).cpu()
     low, high = sums.clone(), sums.clone()
     dist.all_reduce(low, dist.ReduceOp.MIN)
     dist.all_reduce(high, dist.ReduceOp.MAX)
@@ -175,3 +167,9 @@ def check_alike(state: TrainState, group: Processes) -> None:
             f"the processes' weights differ (first in {differing[0]}): an objective, head or model of your own does "
             "not do the same in every process; see docs/clusters.md"
         )
+
+
+def _checksum(value: Tensor) -> Tensor:
+    """The sum of the bits as whole numbers, which no order of adding changes."""
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.itemsize]
+    return value.detach().contiguous().view(whole).sum(dtype=torch.int64)

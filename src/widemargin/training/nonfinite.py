@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from widemargin import shares
-from widemargin.checks import choice
 from widemargin.types import Nets
 
 OnNonfinite = Literal["stop", "skip"]
@@ -66,7 +65,6 @@ class Guard(Protocol):
 
 def make_guard(nets: Nets, optimizer: torch.optim.Optimizer, on_nonfinite: str) -> "Checked | Masked":
     """The guard for this optimizer: a fused one can be masked."""
-    choice("", "--on-nonfinite", on_nonfinite, ON_NONFINITE)
     skips = on_nonfinite == "skip"
     if all(group.get("fused") for group in optimizer.param_groups):
         return Masked(nets, optimizer, skips=skips)

@@ -121,7 +121,7 @@ def replay(folder: str | Path, *, device: str = "auto", engine: str | None = Non
     On the same kind of device, with the same versions, the values are those of the run.
     """
     table, tensors = _read(Path(folder))
-    config, chosen = from_dict(table["config"]), choose_device(device)
+    config, moment, chosen = from_dict(table["config"]), Moment(**table["moment"]), choose_device(device)
     images, labels, indices = (tensors[name].to(chosen) for name in ("images", "labels", "indices"))
     state = make_state(config, ImageSet(torch.zeros_like(images[:1]), labels[:1], table["num_classes"], "replay"))
     for name, net in state.nets.all().items():
@@ -131,7 +131,6 @@ def replay(folder: str | Path, *, device: str = "auto", engine: str | None = Non
     steps = make_steps(plan, state, config)
     recorder = _Recorder(state.nets)
     state.guard = recorder
-    moment = Moment(**table["moment"])
     steps(Batch(moment.step, indices, images, labels), moment)
     return Replayed(moment, indices.tolist(), recorder.values, recorder.gradients)
 
@@ -142,9 +141,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], Tensors]:
         raise InputError(f"{folder} has no {TABLE}: no step of this run was stopped for a value that is not finite")
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        tensors = load_file(folder / TENSORS)
+        if table["format"] != FORMAT:
+            raise ValueError(f"the format is {table['format']!r}, this version reads {FORMAT!r}")
+        return table, load_file(folder / TENSORS)
     except Exception as error:  # whatever a reader makes of files nobody wrote
-        raise InputError(f"{folder}: {TABLE} and {TENSORS} cannot be read: {error}; put back a copy of both") from None
-    if not isinstance(table, dict) or table.get("format") != FORMAT:
-        raise InputError(f"{path} is not of the format {FORMAT!r} this version reads; was it written by another?")
-    return table, tensors
+        reason = " ".join(str(error).split())
+        raise InputError(f"{folder}: {TABLE} and {TENSORS} cannot be read: {reason}; put back a copy of both") from None

@@ -28,7 +28,7 @@ from widemargin.checkpoints import (
     save_checkpoint,
     software_versions,
 )
-from widemargin.checks import check_count
+from widemargin.checks import check_count, choice
 from widemargin.config import RunConfig
 from widemargin.config_files import to_dict
 from widemargin.data import Batches
@@ -50,7 +50,7 @@ from widemargin.training.distributed import (
 )
 from widemargin.training.epoch_metrics import check_finite, mean_loss, not_finite, training_metrics
 from widemargin.training.log import Line, append_line, keep_until, read_metrics
-from widemargin.training.nonfinite import LOOK_EVERY, make_guard
+from widemargin.training.nonfinite import LOOK_EVERY, ON_NONFINITE, make_guard
 from widemargin.training.progress import TrainingDisplay
 from widemargin.training.replay import save_step
 from widemargin.training.selection import describe_selection, note_score, patience_is_over
@@ -133,6 +133,7 @@ def train(
     """
     deadline = time.monotonic() + max_seconds
     asked = Stop() if stop is None else stop
+    choice("", "--on-nonfinite", on_nonfinite, ON_NONFINITE)
     if checkpoint_every is not None:
         check_count("--checkpoint-every", checkpoint_every)
     with training_processes(device) as (group, chosen), claimed_by_first(out, config, group):
@@ -178,7 +179,7 @@ def _train(state: TrainState, run: Run, console: Console) -> None:
     if run.plan.engine == "fast":
         console.print(f"engine: {run.plan.describe()}", highlight=False)
     if run.group.count > 1:
-        graphs = ", without CUDA graphs" if run.plan.engine == "fast" else ""
+        graphs = ", without CUDA graphs" if run.splits.train.device.type == "cuda" else ""
         console.print(f"processes: {run.group.count}, which share every batch{graphs}", highlight=False)
     with (
         run.stop.heard(),

@@ -1,7 +1,7 @@
 """What is measured at the end of an epoch: accuracies, under attack too, and margins of correctly classified images."""
 
 from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count
 
 import torch
 from torch import Tensor, nn
@@ -52,15 +52,22 @@ def _accuracies(model: nn.Module, data: ImageSet, config: RunConfig, split: str,
 def _margins(
     model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], wanted: WatchConfig, split: str, group: Processes
 ) -> Metrics:
-    mine: dict[int, MeasuredMargins] = {}
     with group.agreeing():
-        for number, batch in zip(_numbers(group), first_samples(batches, wanted.margin_samples, group), strict=False):
-            mine[number] = measure_margins(model, [batch])
-    parts = group.together(mine).values()
-    margins, correct = torch.cat([part.margins for part in parts]), torch.cat([part.correct for part in parts])
-    summary = MeasuredMargins(margins, correct).over_correct()
+        mine = _by_batch(model, first_samples(batches, wanted.margin_samples, group))
+    margins, correct = zip(*group.together(dict(zip(_numbers(group), mine, strict=False))).values(), strict=True)
+    summary = MeasuredMargins(torch.cat(margins), torch.cat(correct)).over_correct()
     named = {"mean": summary.mean, "std": summary.std}
     return {f"{split}_margin_{name}": value for name, value in named.items() if value is not None}
+
+
+def _by_batch(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """(margins, correct) of each batch; a process may have none."""
+    first = next(batches, None)
+    if first is None:
+        return []
+    sizes: list[int] = []
+    measured = measure_margins(model, chain([first], batches), advance=sizes.append)
+    return list(zip(measured.margins.split(sizes), measured.correct.split(sizes), strict=True))
 
 
 def _numbers(group: Processes) -> Iterator[int]:

@@ -1,0 +1,129 @@
+"""Shares of a batch, without processes: rows, random numbers, batches; and what is refused."""
+
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+import torch
+from run_cases import STEPS, tiny
+from torch import nn
+
+from widemargin import InputError, randomness
+from widemargin.attacks import PGD
+from widemargin.checkpoints import load_checkpoint
+from widemargin.config import RunConfig
+from widemargin.data import Batches, CropFlip, ImageSet
+from widemargin.models import WideResNetConfig
+from widemargin.objectives import Adversarial
+from widemargin.shares import batch_mean, batch_size, part_of_mean, share_of, sharing, sums_over_processes
+from widemargin.threat import L2, Linf
+from widemargin.training import run as run_module
+from widemargin.training import train
+from widemargin.training.setup import make_state
+from widemargin.training.sync_batch_norm import share_batch_norms
+from widemargin.training.watch import training_points
+
+
+@pytest.mark.parametrize("processes", [2, 3, 8])
+@pytest.mark.parametrize("total", [1, 2, 7, 8, 9, 64])
+def test_shares_are_the_batch(total: int, processes: int) -> None:
+    found = [share_of(total, rank=rank, processes=processes) for rank in range(processes)]
+    rows = [list(range(total))[share.rows] for share in found]
+    if total < processes:
+        assert rows == [list(range(total))] * processes
+    else:
+        assert list(chain(*rows)) == list(range(total))
+        assert max(map(len, rows)) - min(map(len, rows)) <= 1
+    assert sum(len(part) * share.weight for part, share in zip(rows, found, strict=True)) == pytest.approx(total)
+
+
+def test_a_process_alone_shares_nothing() -> None:
+    assert share_of(7, rank=0, processes=1) is None
+    values = torch.rand(5)
+    assert batch_size(5) == 5
+    assert torch.equal(batch_mean(values), values.mean())
+    assert torch.equal(part_of_mean(values), values.mean())
+    assert sums_over_processes({"loss": values}) == {"loss": values}
+
+
+@pytest.mark.parametrize("threat", [Linf(eps=0.1), L2(eps=1.0)])
+def test_random_starts_are_rows_of_the_whole(threat: Linf | L2) -> None:
+    x = torch.rand(7, 3, 4, 4)
+    whole = threat.random(x, randomness.derived(1, "attack"))
+    for rank in range(3):
+        share = share_of(7, rank=rank, processes=3)
+        with sharing(share):
+            mine = threat.random(x[share.rows], randomness.derived(1, "attack"))
+        torch.testing.assert_close(mine, whole[share.rows], rtol=1e-6, atol=1e-8)
+
+
+def test_random_numbers_for_another_batch_are_refused() -> None:
+    with (
+        sharing(share_of(7, rank=0, processes=2)),
+        pytest.raises(InputError, match="random numbers for 6 samples where this process has 3 of a batch of 7"),
+    ):
+        randomness.normal((6, 2), generator=randomness.fresh(), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_batches_of_all_processes_are_the_batches(processes: int) -> None:
+    images = torch.randint(0, 256, (11, 3, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = ImageSet(images, torch.arange(11) % 4, num_classes=4, name="toy")
+    whole = Batches(data=data, batch_size=5, seed=7, augmentation=CropFlip(padding=2))
+    parts = [replace(whole, rank=rank, processes=processes).epoch(1) for rank in range(processes)]
+    for batch, *mine in zip(whole.epoch(1), *parts, strict=True):
+        assert {part.size for part in mine} == {batch.size} == {len(batch.labels)}
+        for name in ("indices", "images", "labels"):
+            tensors = [getattr(part, name) for part in mine]
+            together = tensors[0] if batch.size < processes else torch.cat(tensors)
+            assert torch.equal(together, getattr(batch, name))
+
+
+class OwnNorm(nn.BatchNorm2d):
+    """Somebody's own."""
+
+
+@pytest.mark.parametrize(
+    ("norm", "reason"),
+    [
+        (OwnNorm(3), "OwnNorm: a batch norm of its own kind cannot be synchronized between processes"),
+        (nn.BatchNorm2d(3, track_running_stats=False), "BatchNorm2d: a batch norm without running statistics"),
+    ],
+)
+def test_batch_norms_that_cannot_be_synchronized_are_refused(norm: nn.Module, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        share_batch_norms(nn.Sequential(norm))
+
+
+@pytest.mark.parametrize(("sync_bn", "option"), [(True, "--sync-bn"), (False, "--no-sync-bn")])
+def test_an_option_for_several_processes_is_refused_in_one(tmp_path, sync_bn: bool, option: str) -> None:
+    with pytest.raises(InputError, match=f"^{option} has no effect in a process alone"):
+        train(tiny(), out=tmp_path / "run", device="cpu", sync_bn=sync_bn)
+    assert not (tmp_path / "run").exists()
+
+
+def test_checkpoints_in_mid_epoch(tmp_path, monkeypatch) -> None:
+    saves, saved = [], run_module.save_checkpoint
+
+    def noted(path, checkpoint, previous):
+        saved(path, checkpoint, previous)
+        if path.name == "last.safetensors":
+            saves.append((checkpoint.description.epoch, checkpoint.description.step))
+
+    monkeypatch.setattr(run_module, "save_checkpoint", noted)
+    train(tiny(), out=tmp_path / "often", device="cpu", checkpoint_every=2)
+    assert saves == [(0, STEPS - 2), (1, 0), (1, STEPS - 2), (2, 0)]
+    assert load_checkpoint(tmp_path / "often" / "last.safetensors").description.epoch == 2
+    with pytest.raises(InputError, match="--checkpoint-every must be a whole number of at least 1"):
+        train(tiny(), out=tmp_path / "never", device="cpu", checkpoint_every=0)
+
+
+def test_measuring_with_an_attack_in_training_mode_leaves_the_statistics_alone() -> None:
+    attack = PGD(eps=0.1, step_size=0.05, steps=2, mode="train")
+    base = tiny("emr=none", "averaging=none")
+    config: RunConfig = replace(base, model=WideResNetConfig(depth=10, widen=1), objective=Adversarial(attack=attack))
+    data = ImageSet(torch.rand(6, 3, 8, 8), torch.arange(6) % 3, num_classes=3, name="toy")
+    nets = make_state(config, data).nets
+    before = {name: buffer.clone() for name, buffer in nets.model.named_buffers()}
+    assert len(list(training_points(nets, data, config, epoch=1))) == 1
+    assert all(torch.equal(before[name], buffer) for name, buffer in nets.model.named_buffers())

@@ -1,0 +1,166 @@
+"""Alarms: found from the lines of the metrics, told once, with a suggestion, whatever stops and goes on between."""
+
+import json
+import warnings
+
+import pytest
+
+from widemargin.errors import WidemarginWarning
+from widemargin.training import run as run_module
+from widemargin.training import train
+from widemargin.training.alarms import new_alarms
+from widemargin.training.log import read_metrics
+
+AT = 'objective={kind="adversarial", attack={kind="fgsm", eps=0.1}}'
+PGD = 'watch={attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}, margins=[]}'
+EMR = 'emr={kind="exact", weight=0.1}'
+HELD = "data.held_out=1000"
+
+
+def lines_of(**columns):
+    """Lines from columns; None is a value that was not measured."""
+    rows = zip(*columns.values(), strict=True)
+    kept = [{key: value for key, value in zip(columns, row, strict=True) if value is not None} for row in rows]
+    return [{"epoch": number, "loss": 2.0 / number, **line} for number, line in enumerate(kept, start=1)]
+
+
+def told(lines, config):
+    """(epoch, name) of every alarm of a run with these lines, as a run writes them down."""
+    found = []
+    for end in range(1, len(lines) + 1):
+        alarms = new_alarms(lines[:end], config)
+        if alarms:
+            lines[end - 1]["alarms"] = [alarm.name for alarm in alarms]
+        found += [(end, alarm.name) for alarm in alarms]
+    return found
+
+
+RISING = [30.0, 40.0, 50.0, 60.0, 70.0, 75.0, 80.0, 85.0]
+CO = "catastrophic-overfitting"
+RO = "robust-overfitting"
+
+
+@pytest.mark.parametrize(
+    ("settings", "training", "robust", "expected"),
+    [
+        ((AT, PGD, HELD), RISING, [20, 30, 35, 38, 5, 3, 0, 0], [(5, CO)]),
+        ((AT, PGD), RISING, [20, 30, 35, 38, 5, 3, 0, 0], [(5, CO)]),  # the test curve, where no split is held out
+        ((AT, PGD, HELD), RISING, [20, 30, 35, 38, 30, 30, 22, 20], []),  # a fall is no collapse
+        ((AT, PGD, HELD), RISING[::-1], [20, 30, 35, 38, 5, 3, 0, 0], []),  # training fell too: it diverged
+        ((PGD, HELD), RISING, [20, 30, 35, 38, 5, 3, 0, 0], []),  # standard training promises nothing
+        ((AT, HELD, 'watch={attack={kind="fgsm", eps=0.1}, margins=[]}'), RISING, [20, 30, 35, 38, 5, 3, 0, 0], []),
+        ((AT, PGD, HELD), RISING, [8, 9, 3, 9, 3, 9, 3, 9], []),  # small numbers go up and down
+    ],
+)
+def test_catastrophic_overfitting(tiny, settings, training, robust, expected):
+    config = tiny(*settings)
+    split = "validation" if config.data.held_out else "test"
+    lines = lines_of(train_accuracy=training, **{f"{split}_robust": robust})
+    assert told(lines, config) == expected
+
+
+@pytest.mark.parametrize(
+    ("held", "robust", "expected"),
+    [
+        (1000, [40, 50, 45, 44, 45, 43, 44, 42], [(7, RO)]),
+        (1000, [40, 50, 49, 48, 49, 48, 49, 48], []),  # within two standard errors of 1,000 images
+        (100000, [40, 50, 47.5, 47, 47, 47, 46, 46], [(7, RO)]),
+        (100, [40, 50, 45, 44, 45, 43, 44, 42], []),  # of 100 images that is noise
+        (1000, [40, 50, 45, 44, 45, 43, 50, 42], []),  # it came back
+        (1000, [40, 50, None, 45, None, 44, None, 42], []),  # not yet watched often enough
+    ],
+)
+def test_robust_overfitting(tiny, held, robust, expected):
+    for method, alarms in ((AT, expected), (EMR, expected), ("seed=0", [])):  # plain training promises nothing
+        lines = lines_of(train_accuracy=RISING, validation_robust=robust)
+        assert told(lines, tiny(method, PGD, f"data.held_out={held}")) == alarms
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "loss", "expected"),
+    [
+        ((EMR,), [5, 4, 3, 3, 3, 3, 3, 3], None, [(7, "emr-still")]),
+        ((EMR,), [5, 4, 3, 3.1, 3, 3.1, 3, 3.1], None, []),
+        ((EMR,), [5, 4, 3, 3, 3, 3, 3, 3], [1.0] * 8, []),  # nothing moves any more
+        ((EMR,), [0, 0, 0, 0, 0, 0, 0, 0], [1.0] * 8, [(5, "emr-still")]),
+        ((EMR, "emr.weight=0.0"), [0, 0, 0, 0, 0, 0, 0, 0], None, []),  # switched off
+        (("igr={weight=0.1}",), [5, 4, 3, 3, 3, 3, 3, 3], None, [(7, "igr-still")]),
+        ((), [5, 4, 3, 3, 3, 3, 3, 3], None, []),
+    ],
+)
+def test_a_penalty_that_stands_still(tiny, settings, values, loss, expected):
+    name = "igr" if "igr" in str(settings) else "emr"
+    lines = lines_of(**{name: values})
+    for number, line in enumerate(lines if loss else []):
+        line["loss"] = loss[number]
+    assert told(lines, tiny(*settings)) == expected
+
+
+SCORES = [20.0, 38.0, 5.0, 3.0]
+
+
+@pytest.fixture
+def collapsing(tiny, monkeypatch):
+    """A run of four epochs whose robust accuracy collapses in the third."""
+
+    def watched(nets, config, splits, *, epoch, **options):
+        return {"test_clean": 50.0, "test_robust": SCORES[epoch - 1]}
+
+    monkeypatch.setattr(run_module, "watch", watched)
+    return tiny("epochs=4", AT, PGD)
+
+
+def warned(work):
+    """The warnings of ours, and what came of it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = work()
+    return [str(w.message) for w in caught if issubclass(w.category, WidemarginWarning)], result
+
+
+def test_an_alarm_is_a_warning_and_stands_in_the_line_of_its_epoch(collapsing, tmp_path):
+    messages, result = warned(lambda: train(collapsing, out=tmp_path))
+    (message,) = messages
+    assert message.startswith("tiny: epoch 3: accuracy under attack fell to 5.0% from 38.0% at epoch 2")
+    assert "use more steps (objective.attack)" in message
+    assert [line.get("alarms") for line in result.metrics] == [None, None, [CO], None]
+    assert [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()] == result.metrics
+
+
+def test_a_resumed_run_does_not_tell_it_again(collapsing, tmp_path, monkeypatch, left_in):
+    warned(lambda: train(collapsing, out=tmp_path / "whole"))
+
+    def stop_after_three(state, config):
+        return state.epoch >= 3 or real(state, config)
+
+    real = run_module._finished
+    monkeypatch.setattr(run_module, "_finished", stop_after_three)
+    assert len(warned(lambda: train(collapsing, out=tmp_path / "parts"))[0]) == 1
+    monkeypatch.setattr(run_module, "_finished", real)
+    assert warned(lambda: train(collapsing, out=tmp_path / "parts"))[0] == []
+    left_in(tmp_path / "parts").assert_same(left_in(tmp_path / "whole"))
+
+
+def test_a_crash_between_line_and_checkpoint_loses_no_alarm(collapsing, tmp_path, monkeypatch, left_in):
+    warned(lambda: train(collapsing, out=tmp_path / "whole"))
+    real = run_module.append_line
+
+    def crashing(folder, line):
+        real(folder, line)
+        if line["epoch"] == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "append_line", crashing)
+    with pytest.raises(KeyboardInterrupt):
+        train(collapsing, out=tmp_path / "parts")
+    monkeypatch.setattr(run_module, "append_line", real)
+    assert len(warned(lambda: train(collapsing, out=tmp_path / "parts"))[0]) == 1
+    left_in(tmp_path / "parts").assert_same(left_in(tmp_path / "whole"))
+
+
+def test_a_report_reads_lines_with_alarms(collapsing, tmp_path):
+    from widemargin.reports.inputs.run_folder import read_run
+
+    warned(lambda: train(collapsing, out=tmp_path))
+    assert read_run(tmp_path).finished
+    assert len(read_metrics(tmp_path)) == 4

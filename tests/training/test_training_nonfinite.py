@@ -1,0 +1,232 @@
+"""A NaN or an infinity never reaches the weights: the run stops, and the step can be taken again; or it is skipped."""
+
+import json
+
+import pytest
+import torch
+from breaking import Breaking, breaking
+from safetensors.torch import load_file
+
+from widemargin import InputError
+from widemargin.checkpoints import load_checkpoint
+from widemargin.objectives import OBJECTIVES
+from widemargin.regularizers import Penalty
+from widemargin.training import replay, train
+from widemargin.training import steps as steps_module
+from widemargin.training.nonfinite import Checked, Masked, make_guard
+from widemargin.training.setup import make_state
+from widemargin.training.step import train_step
+
+CIFAR = 'data={name="cifar10-embedded", train_limit=40, test_limit=9}'
+BN = ('model={kind="resnet18", width=2}', "batch_size=10", CIFAR)
+LATE = ("watch.margins=[]", "watch.test=false")
+
+
+@pytest.fixture(autouse=True)
+def _breaking(monkeypatch):
+    monkeypatch.setitem(OBJECTIVES, "breaking", Breaking)
+
+
+def snapshot(state):
+    tensors = {f"{name}/{key}": v for name, net in state.nets.all().items() for key, v in net.state_dict().items()}
+    momenta = {f"momentum/{i}": s.get("momentum_buffer") for i, s in enumerate(state.optimizer.state.values())}
+    return {key: value.clone() for key, value in (tensors | momenta).items() if value is not None}
+
+
+def assert_equal(left, right):
+    assert left.keys() == right.keys()
+    assert all(value.equal(right[key]) for key, value in left.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says", "names"),
+    [
+        ({}, "the loss became nan", {"loss", "total", "gradient"}),
+        ({"value": "inf"}, "the loss became inf", {"loss", "total", "gradient"}),
+        ({"how": "gradient"}, "the gradient became infinite or not a number", {"gradient"}),
+        ({"how": "term"}, "odd became nan", {"odd"}),
+    ],
+)
+def test_the_run_stops_names_the_step_and_keeps_it(tiny, tmp_path, settings, says, names):
+    with pytest.raises(InputError) as caught:
+        train(tiny(breaking(**settings)), out=tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"tiny: {says}")
+    table = json.loads((tmp_path / "nonfinite.json").read_text())
+    moment = table["moment"]
+    assert set(table["at_fault"]) == names
+    assert f"in epoch 2, step {moment['step'] + 1} of 4, on training images " in message
+    assert ", ".join(map(str, table["indices"][:8])) + ", ..." in message
+    assert "--on-nonfinite skip" in message
+    assert load_checkpoint(tmp_path / "last.safetensors").description.epoch == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"how": "gradient"}, {"how": "term", "value": "-inf"}])
+@pytest.mark.parametrize("model", [(), BN, ('emr={kind="stochastic", weight=0.1}', "head={kind='large-margin'}")])
+def test_a_replay_gives_the_values_of_the_run(tiny, tmp_path, settings, model, monkeypatch):
+    seen, before = [], []
+
+    def looking(state, *args, **options):
+        before.append(snapshot(state))
+        seen.append(train_step(state, *args, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(steps_module, "train_step", looking)
+    with pytest.raises(InputError, match="replay"):
+        train(tiny(*model, *LATE, breaking(**settings)), out=tmp_path)
+    again = replay(tmp_path)
+    assert again.values.keys() == seen[-1].keys()
+    for name, value in again.values.items():
+        assert torch.equal(value.nan_to_num(7.5), seen[-1][name].detach().nan_to_num(7.5)), name
+    table = json.loads((tmp_path / "nonfinite.json").read_text())
+    tensors = load_file(tmp_path / "nonfinite.safetensors")
+    assert again.indices == table["indices"]
+    assert again.moment.epoch == 1
+    faults = {name.partition(" ")[0] for name in again.at_fault}
+    assert faults == set(table["at_fault"])
+    weights = {key.removeprefix("nets/"): value for key, value in tensors.items() if key.startswith("nets/")}
+    assert_equal(weights, {key: value for key, value in before[-1].items() if not key.startswith("momentum/")})
+
+
+def test_a_penalty_at_fault_is_named(tiny, tmp_path, monkeypatch):
+    real = Penalty.__call__
+
+    def broken(self, model, x, x_adv, y, *, generator):
+        return real(self, model, x, x_adv, y, generator=generator) * torch.where(y == 3, float("nan"), 1.0)
+
+    monkeypatch.setattr(Penalty, "__call__", broken)
+    with pytest.raises(InputError, match=r"tiny: emr became nan \(and total, gradient\) in epoch 1, step 1 of 4"):
+        train(tiny('emr={kind="exact", weight=0.1}'), out=tmp_path)
+    assert not (tmp_path / "last.safetensors").exists()
+
+
+def test_a_folder_without_a_kept_step_cannot_be_replayed(tiny, tmp_path):
+    train(tiny("epochs=1"), out=tmp_path)
+    with pytest.raises(InputError, match=r"has no nonfinite.json: no step of this run was stopped"):
+        replay(tmp_path)
+    (tmp_path / "nonfinite.json").write_text("{}")
+    with pytest.raises(InputError, match=r"cannot be read"):
+        replay(tmp_path)
+
+
+@pytest.mark.parametrize("model", [(), BN, ("head={kind='hypersphere'}", "averaging={decay=0.9}")])
+def test_skipping_leaves_everything_as_it_was_and_counts(tiny, tmp_path, model, monkeypatch):
+    config = tiny("epochs=2", *model, "batch_size=8", *LATE, breaking(label=3))  # some batches have no three
+    skipped = []
+
+    def looking(state, objective, penalties, batch, moment, **options):
+        before = snapshot(state)
+        values = train_step(state, objective, penalties, batch, moment, **options)
+        if moment.epoch == 1 and bool((batch.labels == 3).any()):
+            assert_equal(before, snapshot(state))
+            assert float(values["samples"].sum()) == 0
+            skipped.append(moment.step)
+        else:
+            assert any(not value.equal(before[key]) for key, value in snapshot(state).items())
+        return values
+
+    monkeypatch.setattr(steps_module, "train_step", looking)
+    result = train(config, out=tmp_path, on_nonfinite="skip")
+    assert skipped
+    assert result.finished
+    assert [line["skipped_steps"] for line in result.metrics] == [0, len(skipped)]
+    assert all(isinstance(line["loss"], float) and line["loss"] == line["loss"] for line in result.metrics)
+    assert result.metrics[1]["samples"] < result.metrics[0]["samples"]
+
+
+def test_an_epoch_without_a_finite_step_ends_the_run(tiny, tmp_path):
+    with pytest.raises(InputError, match=r"every step of epoch 2 was skipped, since none was finite; train with"):
+        train(tiny(breaking()), out=tmp_path, on_nonfinite="skip")
+
+
+def test_skipped_steps_survive_a_stop_in_mid_epoch(tiny, tmp_path, left_in):
+    config = tiny("batch_size=8", *LATE, breaking(label=3))
+    train(config, out=tmp_path / "whole", on_nonfinite="skip")
+    train(config, out=tmp_path / "parts", on_nonfinite="skip", checkpoint_every=3)
+    left_in(tmp_path / "parts").assert_same(left_in(tmp_path / "whole"))
+
+
+def test_without_bad_steps_skip_and_stop_train_the_same(tiny, tmp_path, left_in):
+    config = tiny('emr={kind="exact", weight=0.1}')
+    for choice in ("stop", "skip"):
+        train(config, out=tmp_path / choice, on_nonfinite=choice)
+    stop, skip = (left_in(tmp_path / choice) for choice in ("stop", "skip"))
+    assert_equal(stop.tensors["last.safetensors"], skip.tensors["last.safetensors"])
+    assert [line | {"skipped_steps": 0} for line in stop.metrics] == skip.metrics
+
+
+def test_another_word_is_refused(tiny, tmp_path):
+    with pytest.raises(InputError, match=r"--on-nonfinite must be one of 'stop', 'skip', got 'ignore'"):
+        train(tiny(), out=tmp_path / "run", on_nonfinite="ignore")
+    assert not (tmp_path / "run").exists()
+
+
+# What a GPU does, on the CPU: fused SGD takes the same flag here.
+
+
+def masked_state(config, splits, on_nonfinite):
+    state = make_state(config, splits.train)
+    for group in state.optimizer.param_groups:
+        group.update(fused=True, foreach=False)
+    state.guard = make_guard(state.nets, state.optimizer, on_nonfinite)
+    return state
+
+
+@pytest.fixture
+def take(tiny):
+    """take(state, config, batches): the steps of two epochs; yields (moment, batch) before each one is taken."""
+    from widemargin.training.setup import make_batches
+    from widemargin.training.step import Moment
+
+    def steps(state, config, splits):
+        batches = make_batches(config, splits.train)
+        for epoch in range(2):
+            for batch in batches.epoch(epoch):
+                moment = Moment(seed=0, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+                state.guard.begin(moment.total_steps)
+                yield moment, batch
+                state.add(train_step(state, config.objective, config.penalties(), batch, moment))
+
+    return steps
+
+
+@pytest.fixture(params=[(), BN, ("head={kind='hypersphere'}",)])
+def masked_case(request, tiny):
+    from widemargin.training.setup import load_splits
+
+    config = tiny("batch_size=8", *request.param, *LATE, breaking(label=3))
+    return config, load_splits(config.data, seed=0, data_dir=None, device=torch.device("cpu"))
+
+
+def test_masked_steps_change_nothing_after_the_first_bad_one(masked_case, take):
+    config, splits = masked_case
+    state = masked_state(config, splits, "stop")
+    assert isinstance(state.guard, Masked)
+    before = first = None
+    for moment, batch in take(state, config, splits):
+        if before is None and moment.epoch == 1 and bool((batch.labels == 3).any()):
+            before, first = snapshot(state), moment.total_steps
+        assert state.guard.found(wait=False) is None
+    assert before is not None
+    assert_equal(snapshot(state), before)
+    found = state.guard.found(wait=True)
+    assert found is not None
+    assert (found.step, set(found.names)) == (first, {"loss", "total", "gradient"})
+
+
+def test_masked_steps_are_skipped_as_checked_ones_are(masked_case, take):
+    config, splits = masked_case
+    masked, checked = masked_state(config, splits, "skip"), make_state(config, splits.train)
+    checked.guard = make_guard(checked.nets, checked.optimizer, "skip")
+    assert isinstance(checked.guard, Checked)
+    for state in (masked, checked):
+        for _ in take(state, config, splits):
+            pass
+    assert masked.sums.keys() == checked.sums.keys()
+    assert masked.sums["skipped_steps"] == checked.sums["skipped_steps"] > 0
+    for name, value in masked.sums.items():
+        assert float(value) == pytest.approx(float(checked.sums[name]), rel=1e-4), name
+    left, right = snapshot(masked), snapshot(checked)
+    for key, value in left.items():
+        torch.testing.assert_close(value, right[key], rtol=1e-3, atol=1e-5)
+    assert masked.guard.found(wait=True) is None
