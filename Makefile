@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo       train the paper's MLP twice on embedded digits, attack both, draw the margins"
 	@echo "make test       the tests (lint and types: make lint typecheck)"
-	@echo "make test-long  the long ones: readers under tens of thousands of broken files"
+	@echo "make test-long  the long ones: readers under tens of thousands of broken files, several processes over every method"
 	@echo "make bench      what EMR costs on this machine, as ratios"
 	@echo "make setup      only the virtual environment in $(VENV)"
 
