@@ -1,7 +1,7 @@
 """Small runs over every objective and penalty, and how to take their steps with any engine."""
 
-import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,17 +10,63 @@ from widemargin.attacks import PGD
 from widemargin.config import DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
 from widemargin.data import Batch
 from widemargin.engine import Plan
-from widemargin.heads import Hypersphere, LargeMargin
-from widemargin.models import CNNConfig, LBGATTeacherConfig, MLPConfig, ResNet18Config, WideResNetConfig
+from widemargin.heads import Hypersphere, LargeMargin, LinearHead, MakeHead
+from widemargin.models import (
+    Classifier,
+    CNNConfig,
+    ImageShape,
+    LBGATTeacherConfig,
+    MLPConfig,
+    ResNet18Config,
+    WideResNetConfig,
+)
 from widemargin.models.catalog import build_model
+from widemargin.models.seeding import initialized_from
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
 from widemargin.training.state import TrainState, make_optimizer
 from widemargin.training.step import Moment
 from widemargin.training.steps import Steps, make_steps
 from widemargin.types import Nets
 
-SHAPES = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "resnet": (3, 16, 16), "wide": (3, 16, 16), "leaky": (3, 16, 16)}
+
+@dataclass(frozen=True, kw_only=True)
+class TinyConfig:
+    """Two convolutions, a batch norm, a residual sum: the least that has every kind of layer, quick to compile."""
+
+    def build(
+        self, *, image_shape: ImageShape, num_classes: int, seed: int | None, make_head: MakeHead = LinearHead
+    ) -> Classifier:
+        with initialized_from(seed):
+            return Tiny(image_shape, num_classes, make_head)
+
+
+class Tiny(Classifier):
+    def __init__(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> None:
+        super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=8, normalize=None)
+        self.first = nn.Conv2d(image_shape[0], 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.fc = self._new_head(make_head)
+
+    @property
+    def head(self) -> Any:
+        return self.fc
+
+    def embed(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        return torch.relu(self.second(x) + x).mean((2, 3))
+
+
+SHAPES = {
+    "tiny": (3, 16, 16),
+    "mlp": (1, 28, 28),
+    "cnn": (3, 32, 32),
+    "resnet": (3, 16, 16),
+    "wide": (3, 16, 16),
+    "leaky": (3, 16, 16),
+}
 MODELS = {
+    "tiny": TinyConfig(),
     "mlp": MLPConfig(hidden=(24, 24)),
     "cnn": CNNConfig(),
     "resnet": ResNet18Config(width=4),
@@ -51,7 +97,8 @@ HEADS = {"linear": {}, "hypersphere": {"head": Hypersphere()}, "large-margin": {
 
 
 def run_of(model: str = "mlp", objective: str = "st", penalties: str = "none", head: str = "linear") -> RunConfig:
-    teacher = LBGATTeacherConfig(width=4) if objective == "lbgat" else None
+    own: Any = TinyConfig() if model == "tiny" else LBGATTeacherConfig(width=4)
+    teacher = own if objective == "lbgat" else None
     return RunConfig(
         name="engine",
         epochs=2,
@@ -117,14 +164,15 @@ def weights(state: TrainState) -> Tensor:
     return torch.cat([value.double().flatten().cpu() for net in nets for value in net.values()])
 
 
+def parameters(state: TrainState) -> Tensor:
+    """Every parameter of every network, flat."""
+    nets = state.nets.all().values()
+    return torch.cat([p.detach().double().flatten().cpu() for net in nets for p in net.parameters()])
+
+
 def gradients(model: nn.Module, value: Tensor) -> Tensor:
     """d value / d parameters, flat, zero where there is none."""
     parameters = list(model.parameters())
     found = torch.autograd.grad(value, parameters, allow_unused=True)
     pairs = zip(found, parameters, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
-
-
-def twin_of(model: nn.Module) -> nn.Module:
-    """A copy with weights of its own."""
-    return copy.deepcopy(model)

@@ -5,7 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_cases import OBJECTIVES, PENALTIES, SHAPES, batches, gradients, run_of, state_of, trained, weights
+from engine_cases import (
+    MODELS,
+    OBJECTIVES,
+    PENALTIES,
+    SHAPES,
+    batches,
+    gradients,
+    parameters,
+    run_of,
+    state_of,
+    trained,
+    weights,
+)
 
 from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
 from widemargin.attacks import PGD
@@ -14,7 +26,6 @@ from widemargin.data import ImageSet, in_order
 from widemargin.engine import FastNetwork, Plan, Replayed, make_plan
 from widemargin.evaluation.accuracy import verdicts
 from widemargin.evaluation.margins import measure_margins
-from widemargin.models import ResNet18Config
 from widemargin.precision import full_float32
 from widemargin.recipes import find_recipe
 from widemargin.regularizers import InputGradient
@@ -97,8 +108,8 @@ def take_one(steps, batch, number):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("name", REGULARIZERS)
 def test_bfloat16_penalty_gradients(name: str) -> None:
-    state = state_of(run_of("leaky"), "cuda", SHAPES["leaky"])
-    batch = batches(SHAPES["leaky"], 1, "cuda")[0]
+    state = state_of(run_of("tiny"), "cuda", SHAPES["tiny"])
+    batch = batches(SHAPES["tiny"], 1, "cuda")[0]
     network, x, y = state.nets.model, batch.images, batch.labels
     network(x)
     seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
@@ -113,11 +124,11 @@ def test_bfloat16_penalty_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_bfloat16_step_of_every_objective(objective: str) -> None:
-    config = run_of("leaky", objective, "both")
-    eager = trained(config, Plan(), "leaky", count=1, device="cuda")
-    fast = trained(config, REDUCED, "leaky", count=1, device="cuda")
-    start = weights(state_of(config, "cuda", SHAPES["leaky"]))
-    moved, expected = weights(fast) - start, weights(eager) - start
+    config = run_of("tiny", objective, "approximate")
+    eager = trained(config, Plan(), "tiny", count=1, device="cuda")
+    fast = trained(config, REDUCED, "tiny", count=1, device="cuda")
+    start = parameters(state_of(config, "cuda", SHAPES["tiny"]))
+    moved, expected = parameters(fast) - start, parameters(eager) - start
     assert torch.nn.functional.cosine_similarity(moved, expected, dim=0) > 0.95
     assert float(fast.sums["loss"]) == pytest.approx(float(eager.sums["loss"]), rel=0.05)
 
@@ -179,9 +190,9 @@ def test_what_cannot_be_captured_is_called() -> None:
 
 
 def test_a_short_run_in_bfloat16_learns_what_float32_learns(tmp_path: Path) -> None:
-    changes = ["epochs=3", "watch.every=3", "watch.margins=[]", "data.train_limit=4000", "data.test_limit=1000"]
+    changes = ["epochs=5", "watch.every=5", "watch.margins=[]", "data.train_limit=4000", "data.test_limit=1000"]
     config = with_overrides(find_recipe("demo/plain").config, changes)
-    config = replace(config, model=ResNet18Config(width=16), optimizer=replace(config.optimizer, lr=0.02))
+    config = replace(config, model=MODELS["wide"], optimizer=replace(config.optimizer, lr=0.1))
     accuracy = {}
     for plan in (Plan(), REDUCED):
         with pytest.MonkeyPatch.context() as patch:

@@ -155,6 +155,37 @@ def test_without_bad_steps_skip_and_stop_train_the_same(tiny, tmp_path, left_in)
     assert [line | {"skipped_steps": 0} for line in stop.metrics] == skip.metrics
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("place", [0, 5, -1])
+def test_one_bad_number_in_one_gradient_is_seen(tiny, value, place):
+    from widemargin.training.setup import load_splits
+
+    config = tiny()
+    state = make_state(config, load_splits(config.data, seed=0, data_dir=None, device=torch.device("cpu")).train)
+    guard = make_guard(state.nets, state.optimizer, "stop")
+    values = {"loss": torch.ones(3), "correct": torch.ones(3).bool(), "samples": torch.ones(3)}
+    for parameter in state.nets.model.parameters():
+        parameter.grad = torch.randn_like(parameter) * 1e30
+    guard.begin(7)
+    guard.remember()
+    assert guard.passes(values)
+    list(state.nets.model.parameters())[2].grad.view(-1)[place] = float(value)
+    assert not guard.passes(values)
+    assert guard.found(wait=False).names == ("gradient",)
+    assert guard.found(wait=False).step == 7
+
+
+@pytest.mark.parametrize(("choice", "code"), [("skip", 0), ("stop", 2)])
+def test_at_the_command_line(tiny, tmp_path, capsys, choice, code):
+    from widemargin.cli.main import run
+    from widemargin.config_files import to_toml
+
+    (tmp_path / "tiny.toml").write_text(to_toml(tiny("batch_size=8", *LATE, breaking(label=3))))
+    command = ["train", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "run"), "--on-nonfinite", choice]
+    assert run(command) == code
+    assert ("widemargin.training.replay(" in capsys.readouterr().err) == (choice == "stop")
+
+
 def test_another_word_is_refused(tiny, tmp_path):
     with pytest.raises(InputError, match=r"--on-nonfinite must be one of 'stop', 'skip', got 'ignore'"):
         train(tiny(), out=tmp_path / "run", on_nonfinite="ignore")

@@ -1,5 +1,9 @@
 """``widemargin reproduce``: a table of the paper, row by row, beside the published numbers."""
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +13,21 @@ from rich.table import Table as RichTable
 
 from widemargin.cli.arguments import DataDir, Device, seconds
 from widemargin.errors import InputError
+from widemargin.experiments.best import best_rows
+from widemargin.experiments.job import Job, choose_rows, jobs
+from widemargin.experiments.judging import JUDGMENTS
 from widemargin.experiments.quick import SUMMARY
-from widemargin.experiments.reproduce import Job, choose_rows, jobs
-from widemargin.experiments.reproduce import reproduce as run_jobs
+from widemargin.experiments.reproduce import reproduce as run_tasks
+from widemargin.experiments.task import Means, Task
+from widemargin.experiments.task_process import describe
+from widemargin.experiments.worker import Failure
+from widemargin.experiments.workers import work_together
 from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes.tables import Row, Table, all_tables, find_table
 from widemargin.reports.comparison import Cell, compare, markdown
+
+BEST = "best"
+FAILED = 1
 
 
 def reproduce(
@@ -30,40 +43,140 @@ def reproduce(
     max_time: Annotated[
         str | None, typer.Option(help="Stop with a checkpoint after 25m, 1h30m, ...", show_default=False)
     ] = None,
+    workers: Annotated[
+        int, typer.Option(help="So many jobs (a row with a seed) at a time, each in a process of its own.")
+    ] = 1,
+    judge_with: Annotated[
+        str | None,
+        typer.Option(help=f"When the table is done: {', '.join(JUDGMENTS)}, or both.", show_default=False),
+    ] = None,
+    judge_rows: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows for --judge-with: 'best' is the row of the highest PGD accuracy with ST, and with AT.",
+            show_default=BEST,
+        ),
+    ] = None,
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Train and judge the rows of a table, skipping what is done, and set our numbers beside the published ones."""
+    """Train and judge the rows of a table, skipping what is done, and set our numbers beside the published ones.
+
+    With several workers the longest jobs begin first; one that crashes does not stop the others.
+    """
     chosen = find_table(table)
-    wanted = choose_rows(chosen, None if rows is None else [name.strip() for name in rows.split(",") if name.strip()])
+    wanted = choose_rows(chosen, None if rows is None else _names(rows))
+    later = Later(_judgments(chosen, judge_with, judge_rows), _judged_rows(chosen, judge_rows))
+    deadline = time.monotonic() + seconds("--max-time", max_time)
+    _check_workers(workers)
     work = jobs(chosen, wanted, _seeds(seeds), make_folder(out), is_quick=quick)
-    limit = seconds("--max-time", max_time)
     console = Console(stderr=True)
     if quick:
         console.print(f"quick: {SUMMARY}; the numbers mean nothing", highlight=False)
-    done = list(run_jobs(work, data_dir=data_dir, device=device, max_seconds=limit, console=console))
+    crew = Crew(table, out, Means(data_dir=data_dir, device=device, workers=workers), deadline, console)
+    tasks = [Task(job) for job in work]
+    failures = crew.do(tasks)
+    if all(task.done for task in tasks):
+        added = later.tasks(wanted, work)
+        failures += crew.do(added)
+        tasks += added
     _report(chosen, wanted, work, out / f"{table}.md", quick)
-    if len(done) < len(work):
-        console.print(f"time is out: {len(done)} of {len(work)} done; the same command goes on", highlight=False)
+    _close(tasks, failures, console)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Those who do the work: this process, or several."""
+
+    table: str
+    out: Path
+    means: Means
+    deadline: float
+    console: Console
+
+    def do(self, tasks: Sequence[Task]) -> list[Failure]:
+        """What is not done."""
+        if self.means.workers == 1:
+            run_tasks(tasks, self.means, deadline=self.deadline, console=self.console)
+            return []
+        tell = partial(describe, means=self.means, table=self.table, out=self.out)
+        return work_together(tasks, tell, workers=self.means.workers, deadline=self.deadline, console=self.console)
+
+
+@dataclass(frozen=True)
+class Later:
+    """What is done when the table is: judgments, of the best rows where none are named."""
+
+    judgments: Sequence[str]
+    rows: Sequence[Row] | None
+
+    def tasks(self, rows: Sequence[Row], work: Sequence[Job]) -> list[Task]:
+        """Each judgment of each of those rows, with every seed."""
+        judged = (self.rows or best_rows(rows, work)) if self.judgments else []
+        names = {row.recipe.name for row in judged}
+        return [Task(job, name) for name in self.judgments for job in work if job.row.recipe.name in names]
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _seeds(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = _names(text)
     if not parts or not all(part.isdigit() for part in parts) or len(set(parts)) != len(parts):
         raise InputError(f"--seeds: {text!r} must be different whole numbers, comma-separated, such as 0,1,2")
     return [int(part) for part in parts]
 
 
+def _check_workers(workers: int) -> None:
+    if workers < 1:
+        raise InputError(f"--workers must be at least 1, got {workers}")
+
+
+def _judgments(table: Table, text: str | None, rows: str | None) -> list[str]:
+    if text is None:
+        if rows is not None:
+            raise InputError("--judge-rows has no effect without --judge-with; give e.g. --judge-with autoattack")
+        return []
+    names = _names(text)
+    for name in names:
+        if name not in JUDGMENTS:
+            raise InputError(f"--judge-with: {name!r} is unknown; known are {', '.join(JUDGMENTS)}")
+        if name in table.columns:
+            raise InputError(f"--judge-with {name} has no effect: this table reports it for every row; leave it out")
+    return list(dict.fromkeys(names))
+
+
+def _judged_rows(table: Table, text: str | None) -> list[Row] | None:
+    return None if text in (None, BEST) else choose_rows(table, _names(text or ""), "--judge-rows")
+
+
 def _report(table: Table, rows: list[Row], work: list[Job], path: Path, quick: bool) -> None:
-    compared: list[tuple[str, dict[str, Cell]]] = []
-    for row in rows:
-        results = [result for job in work if job.row is row and (result := job.result()) is not None]
-        compared.append((row.recipe.name, compare(table.columns, row.published.results, results)))
+    results = [[found for job in work if job.row is row and (found := job.result()) is not None] for row in rows]
+    columns = table.columns
+    if any("autoattack" in result["accuracy"] for members in results for result in members):
+        columns = tuple(dict.fromkeys([*columns, "autoattack"]))
+    compared: list[tuple[str, dict[str, Cell]]] = [
+        (row.recipe.name, compare(columns, row.published.results, members))
+        for row, members in zip(rows, results, strict=True)
+    ]
     note = "quick runs: the numbers mean nothing" if quick else ""
-    write_text_whole(path, markdown(table.title, table.columns, compared, note))
-    shown = RichTable("row", *table.columns, title=f"{table.title}: ours / paper (difference)", caption=note or None)
+    write_text_whole(path, markdown(table.title, columns, compared, note))
+    shown = RichTable("row", *columns, title=f"{table.title}: ours / paper (difference)", caption=note or None)
     for name, cells in compared:
-        shown.add_row(name.split("/")[1], *(cells[column].text() for column in table.columns))
+        shown.add_row(name.split("/")[1], *(cells[column].text() for column in columns))
     console = Console()
     console.print(shown)
     console.print(f"also in {path}", highlight=False)
+
+
+def _close(tasks: Sequence[Task], failures: Sequence[Failure], console: Console) -> None:
+    """What is left, and why; a failure is the exit code too."""
+    done = sum(task.done for task in tasks)
+    if done + len(failures) < len(tasks):
+        console.print(f"time is out: {done} of {len(tasks)} done; the same command goes on", highlight=False)
+    if failures:
+        console.print(f"{len(failures)} of {len(tasks)} failed; the same command tries again:", highlight=False)
+        for failure in failures:
+            console.print(f"  {failure.label}: {failure.why}", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(FAILED)

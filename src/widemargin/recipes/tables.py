@@ -42,6 +42,7 @@ _TABLE3 = (
     *("at-mail", "at-mail-emr", "trades-mail", "trades-mail-emr", "mart", "mart-emr"),
 )
 _RESNET18 = ("at", "at-igr", "at-emr", "trades", "trades-igr", "trades-emr")
+_LACKING = (("mnist-mlp", ("st-wd0",)), ("cifar-cnn", ("st-wd0", "st-wd0.0005", "at-wd0.0005")))
 _FORMS = (("st-emr", "ST+EMR"), ("st-approximate-emr", "ST+Approx-EMR"))
 _FORMS_AT = (("at-emr", "AT+EMR"), ("at-approximate-emr", "AT+Approx-EMR"))
 
@@ -69,6 +70,12 @@ def _approximation() -> tuple[Row, ...]:
     )
 
 
+def _baselines() -> tuple[Row, ...]:
+    """Rows without published numbers: no weight decay, for Fig. 1, and the weight decay of the EMR rows."""
+    names = [f"{prefix}/{name}" for prefix, members in _LACKING for name in members]
+    return tuple(Row(all_recipes()[name], Published(table="", row="", results={})) for name in names)
+
+
 @cache
 def all_tables() -> dict[str, Table]:
     """Every table by the name ``widemargin reproduce`` takes."""
@@ -79,6 +86,7 @@ def all_tables() -> dict[str, Table]:
         "table4": Table("Table 4: EMR at clean or adversarial images", _ATTACKS, _ablation()),
         "approximation": Table("Exact and approximate EMR", ("clean", "pgd", *_MARGINS), _approximation()),
         "resnet18": Table("ResNet-18 on CIFAR-10", _ATTACKS, _own("cifar-resnet18", _RESNET18)),
+        "baselines": Table("Baselines that the paper's tables lack", ("clean", "pgd", *_MARGINS), _baselines()),
     }
 
 

@@ -31,17 +31,16 @@ def training_metrics(state: TrainState) -> Line:
     return line if skipped is None else line | {SKIPPED: round(skipped)}
 
 
-def mean_loss(state: TrainState, config: RunConfig) -> float:
-    """The mean loss of the epoch so far; a loss that is no number ends the run before it is saved."""
-    loss = float(state.sums["total"] / state.sums["samples"])
-    if not math.isfinite(loss) and state.sums["samples"] > 0:  # there are none while every step was skipped
-        raise _diverged(config, f"the loss became {loss} in epoch {state.epoch + 1}")
-    return loss
+def mean_loss(state: TrainState) -> float:
+    """The mean loss of the epoch so far; no number while every step was skipped."""
+    return float(state.sums["total"] / state.sums["samples"])
 
 
 def check_finite(state: TrainState, config: RunConfig) -> None:
     """Neither the loss nor what the last step made of the weights may go into a checkpoint unless it is a number."""
-    mean_loss(state, config)
+    loss = mean_loss(state)
+    if not math.isfinite(loss) and state.sums["samples"] > 0:
+        raise _diverged(config, f"the loss became {loss} in epoch {state.epoch + 1}")
     parameters = [parameter for net in state.nets.all().values() for parameter in net.parameters()]
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
         raise _diverged(config, f"a weight became infinite or not a number in epoch {state.epoch + 1}")

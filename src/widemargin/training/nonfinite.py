@@ -63,8 +63,12 @@ class Guard(Protocol):
         ...
 
 
-def make_guard(nets: Nets, optimizer: torch.optim.Optimizer, on_nonfinite: str) -> "Checked | Masked":
-    """The guard for this optimizer: a fused one can be masked."""
+def make_guard(
+    nets: Nets, optimizer: torch.optim.Optimizer, on_nonfinite: str, *, fuse: bool = False
+) -> "Checked | Masked":
+    """The guard for this optimizer: a fused one, which it becomes with ``fuse``, can be masked."""
+    for group in optimizer.param_groups if fuse else []:
+        group.update(fused=True, foreach=False)
     skips = on_nonfinite == "skip"
     if all(group.get("fused") for group in optimizer.param_groups):
         return Masked(nets, optimizer, skips=skips)
@@ -203,13 +207,20 @@ def _names(values: Tensors) -> tuple[str, ...]:
 
 def _bad(values: Tensors, parameters: Iterable[nn.Parameter]) -> Tensor:
     """1 for each name that has a value which is not finite, in any of the processes that share the batch, else 0."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    largest = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)
-    fine = torch.stack([value.detach().double() for value in _checked(values).values()]).isfinite().all(1)
-    flags = 1.0 - torch.cat([fine, largest.isfinite()[None]]).float()
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None and parameter.numel()]
+    parts = [*(value.detach() for value in _checked(values).values()), _extremes(gradients)]
+    # 0 x is 0, and NaN where x is not finite: fewer kernels than isfinite has
+    flags = torch.stack([part.mul(0).sum(dtype=torch.float32) for part in parts]).isnan().float()
     if shares.current() is not None:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
     return flags
+
+
+def _extremes(gradients: Sequence[Tensor]) -> Tensor:
+    """Numbers that are finite where every gradient is: few kernels on a GPU, the fastest that carry a NaN elsewhere."""
+    if gradients[0].is_cuda:
+        return torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)
+    return torch.stack([extreme for gradient in gradients for extreme in torch.aminmax(gradient)])
 
 
 def _one() -> float:

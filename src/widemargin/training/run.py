@@ -150,7 +150,8 @@ def train(
                 _resume(state, out)
         hand_out(state, group)
         steps = make_steps(plan, state, config)
-        state.guard = make_guard(state.nets, state.optimizer, on_nonfinite)
+        fuse = plan.engine == "fast" and chosen.type == "cuda"
+        state.guard = make_guard(state.nets, state.optimizer, on_nonfinite, fuse=fuse)
         run = Run(
             config=config,
             folder=out,
@@ -222,8 +223,8 @@ def _train_epoch(state: TrainState, run: Run, display: TrainingDisplay) -> None:
         display.advance()
         if time.monotonic() - shown > REFRESH_SECONDS:
             shown = time.monotonic()
-            _refuse_not_finite(state, run, wait=True)
-            display.show(loss=mean_loss(state, config), images_per_second=images / (shown - began))
+            _refuse_not_finite(state, run, wait=run.group.count == 1)  # each process has a clock of its own
+            display.show(loss=mean_loss(state), images_per_second=images / (shown - began))
         if run.over and (state.step < steps or run.asked):
             _save_in_mid_epoch(state, run)
             return

@@ -1,0 +1,94 @@
+"""A job: one row of a table with one seed, in a folder of its own, ``OUT/<recipe>/seed-<n>``.
+
+The run is inside, and ``result.json`` when it is judged. Tables that share a row share its folder.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from widemargin.config import RunConfig
+from widemargin.errors import InputError
+from widemargin.experiments.quick import quick
+from widemargin.recipes.tables import Row, Table
+
+RESULT, REPORT = "result.json", "report.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One row with one seed."""
+
+    row: Row
+    seed: int
+    folder: Path
+    quick: bool
+    margins: bool
+    """Whether the table reports margins."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.row.recipe.name}, seed {self.seed}"
+
+    @property
+    def config(self) -> RunConfig:
+        """What is trained."""
+        config = replace(self.row.recipe.config, seed=self.seed)
+        return quick(config) if self.quick else config
+
+    def result(self) -> dict[str, Any] | None:
+        """What was found, if it is done; what it was judged with afterwards is among the accuracies."""
+        path = self.folder / RESULT
+        if not path.is_file():
+            return None
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if result["quick"] != self.quick:
+            raise InputError(
+                f"{path} is of a run {_kind(result['quick'])}, this one is {_kind(self.quick)}; choose another --out"
+            )
+        later = self.judged_with("autoattack") or {"accuracy": {}}
+        added = {name: value for name, value in later["accuracy"].items() if name == "autoattack"}
+        return result | {"accuracy": result["accuracy"] | added}
+
+    def judged_with(self, judgment: str) -> dict[str, Any] | None:
+        """The report of a later judgment, if it is done."""
+        path = self.folder / judgment / REPORT
+        report: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return report
+
+
+def _kind(is_quick: bool) -> str:
+    return "made quick" if is_quick else "of full length"
+
+
+def choose_rows(table: Table, names: Sequence[str] | None, option: str = "--rows") -> list[Row]:
+    """The rows asked for by recipe name (whole or its last part), or all."""
+    if names is None:
+        return list(table.rows)
+    chosen = []
+    for name in names:
+        fits = [row for row in table.rows if name in (row.recipe.name, row.recipe.name.split("/")[1])]
+        if not fits:
+            known = ", ".join(row.recipe.name for row in table.rows)
+            raise InputError(f"{option}: {name!r} is not in this table; its rows are {known}")
+        chosen += fits
+    return chosen
+
+
+def jobs(table: Table, rows: Sequence[Row], seeds: Sequence[int], out: Path, *, is_quick: bool) -> list[Job]:
+    """Every row with every seed."""
+    margins = "margin_test" in table.columns
+    return [
+        Job(
+            row=row,
+            seed=seed,
+            folder=out / row.recipe.name.replace("/", "-") / f"seed-{seed}",
+            quick=is_quick,
+            margins=margins,
+        )
+        for row in rows
+        for seed in seeds
+    ]

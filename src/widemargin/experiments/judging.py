@@ -1,0 +1,143 @@
+"""How a trained job is judged: as its recipe's plan says, with the margins its table reports; and later by more.
+
+``result.json`` is the judgment of the table. A later judgment, AutoAttack or distances, is an evaluation folder beside
+it, named after it. Whatever is interrupted goes on.
+"""
+
+import json
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from widemargin.checkpoints import software_versions
+from widemargin.config import EvaluationConfig
+from widemargin.config_files import to_dict
+from widemargin.data import ImageSet, in_order
+from widemargin.errors import InputError
+from widemargin.evaluation import Subject, Target, evaluate, load_target, measure_margins
+from widemargin.evaluation.margins import MeasuredMargins
+from widemargin.experiments.hardware import hardware_name
+from widemargin.experiments.job import RESULT, Job
+from widemargin.experiments.quick import ATTACK_STEPS
+from widemargin.files import write_text_whole
+from widemargin.margins.histogram import WIDTHS, count_margins
+from widemargin.training import RunResult
+from widemargin.training.setup import Splits, load_splits
+from widemargin.training.watch import first_samples, training_points
+from widemargin.types import Nets
+
+JUDGMENTS = ("autoattack", "distance")
+"""What a finished job may be judged with later."""
+DISTANCES = 1000
+"""So many test images have their distance found."""
+
+
+def judge(job: Job, run: RunResult, *, data_dir: str | None, device: torch.device, workers: int) -> None:
+    """Write the job's ``result.json``."""
+    began = time.monotonic()
+    config = job.config
+    target = load_target(run.folder)
+    model = target.model.to(device)
+    splits = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=device)
+    accuracy = _accuracy(job, model, splits.test, target)
+    measured = _margins(job, model, splits) if job.margins else {}
+    result = {
+        "recipe": job.row.recipe.name,
+        "seed": job.seed,
+        "quick": job.quick,
+        "accuracy": accuracy,
+        **{name: asdict(margins.over_correct()) for name, margins in measured.items()},
+        "histograms": {name: asdict(_counted(margins)) for name, margins in measured.items()},
+        "weights": target.description.which,
+        "selection": target.description.selection,
+        "epoch": target.description.epoch,
+        "training_seconds": round(sum(line["seconds"] for line in run.metrics), 3),
+        "evaluation_seconds": round(time.monotonic() - began, 3),
+        "workers": workers,
+        "device": hardware_name(device),
+        "engine": target.description.versions.get("engine", "unknown"),
+        "versions": software_versions(),
+        "config": to_dict(config),
+    }
+    write_text_whole(job.folder / RESULT, json.dumps(result, indent=2) + "\n")
+
+
+def _margins(job: Job, model: nn.Module, splits: Splits) -> dict[str, MeasuredMargins]:
+    config = job.config
+    points = training_points(Nets(model=model), splits.train, config, config.epochs)
+    return {
+        "margin_train": measure_margins(model, first_samples(points, config.watch.margin_samples)),
+        "margin_test": measure_margins(model, in_order(splits.test, 500)),
+    }
+
+
+def _counted(measured: MeasuredMargins) -> Any:
+    return count_margins(measured.margins, width=WIDTHS["l2"])
+
+
+def _accuracy(job: Job, model: nn.Module, test: ImageSet, target: Target) -> dict[str, float]:
+    """As the recipe's plan says, with the records beside the run; an interrupted evaluation goes on."""
+    plan = job.config.evaluation
+    if plan is None:
+        return {}
+    report = evaluate(
+        model,
+        test,
+        plan.attacks,
+        plan.eps,
+        plan.norm,
+        plan.step_size,
+        job.seed,
+        job.folder / "evaluation",
+        max_steps=ATTACK_STEPS if job.quick else None,
+        sanity=not job.quick,
+        subject=_subject(job, test, target),
+    )
+    return report.accuracy
+
+
+def _subject(job: Job, test: ImageSet, target: Target) -> Subject:
+    return Subject(
+        target=str(target.path),
+        name=job.config.name,
+        weights=target.description.which,
+        selection=target.description.selection,
+        epoch=target.description.epoch,
+        data=test.name,
+    )
+
+
+def judge_with(job: Job, judgment: str, *, data_dir: str | None, device: torch.device) -> None:
+    """Judge a finished job once more; the evaluation is in the folder of that name."""
+    config = job.config
+    target = load_target(job.folder / "run")
+    test = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=device).test
+    plan = later_plan(job, judgment)
+    evaluate(
+        target.model.to(device),
+        test,
+        plan.attacks,
+        plan.eps,
+        plan.norm,
+        plan.step_size,
+        job.seed,
+        job.folder / judgment,
+        distance=judgment == "distance",
+        limit=DISTANCES if judgment == "distance" else None,
+        max_steps=ATTACK_STEPS if job.quick else None,
+        sanity=not job.quick,
+        subject=_subject(job, test, target),
+    )
+
+
+def later_plan(job: Job, judgment: str) -> EvaluationConfig:
+    """AutoAttack at the recipe's eps; distances in L2, in which the paper measures margins."""
+    plan = job.config.evaluation
+    if plan is None:
+        raise InputError(f"--judge-with {judgment}: {job.row.recipe.name} has no evaluation plan, so no eps")
+    if judgment == "distance":
+        return EvaluationConfig(attacks=("clean",), eps=1.0, norm="l2")
+    return EvaluationConfig(attacks=("clean", "autoattack"), eps=plan.eps, norm=plan.norm)

@@ -1,0 +1,58 @@
+"""A task: a job to train and judge, or a finished job to judge once more. A task that is done is not done again."""
+
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from widemargin.experiments.job import Job
+from widemargin.experiments.judging import judge, judge_with
+from widemargin.training import train
+from widemargin.training.setup import choose_device
+
+
+@dataclass(frozen=True)
+class Task:
+    """``judgment`` is None for the job itself."""
+
+    job: Job
+    judgment: str | None = None
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return self.job.name + (f", {self.judgment}" if self.judgment else "")
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to do."""
+        if self.judgment is None:
+            return self.job.result() is not None
+        return self.job.judged_with(self.judgment) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """Where the data is and what computes; ``workers`` jobs share it."""
+
+    data_dir: str | None
+    device: str
+    workers: int = 1
+
+
+def perform(task: Task, means: Means, *, max_seconds: float, console: Console) -> None:
+    """Do it, or as much of it as the time allows."""
+    job = task.job
+    if task.judgment is not None:
+        judge_with(job, task.judgment, data_dir=means.data_dir, device=choose_device(means.device))
+        return
+    run = train(
+        job.config,
+        out=job.folder / "run",
+        data_dir=means.data_dir,
+        device=means.device,
+        max_seconds=max_seconds,
+        console=console,
+    )
+    if run.finished:
+        device = choose_device(means.device)
+        judge(job, run, data_dir=means.data_dir, device=device, workers=means.workers)
