@@ -1,10 +1,12 @@
 """Shares of a batch, without processes: rows, random numbers, batches; and what is refused."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 
 import pytest
 import torch
+import torch.distributed as dist
 from run_cases import STEPS, tiny
 from torch import nn
 
@@ -13,6 +15,7 @@ from widemargin.attacks import PGD
 from widemargin.checkpoints import load_checkpoint
 from widemargin.config import RunConfig
 from widemargin.data import Batches, CropFlip, ImageSet
+from widemargin.evaluation.rendezvous import fresh_part
 from widemargin.models import WideResNetConfig
 from widemargin.objectives import Adversarial
 from widemargin.shares import batch_mean, batch_size, part_of_mean, share_of, sharing, sums_over_processes
@@ -127,3 +130,13 @@ def test_measuring_with_an_attack_in_training_mode_leaves_the_statistics_alone()
     before = {name: buffer.clone() for name, buffer in nets.model.named_buffers()}
     assert len(list(training_points(nets, data, config, epoch=1))) == 1
     assert all(torch.equal(before[name], buffer) for name, buffer in nets.model.named_buffers())
+
+
+def test_a_restarted_process_hears_nothing_of_the_attempt_before() -> None:
+    store = dist.HashStore()
+    for _ in range(3):  # attempts, on one store as torchrun keeps it
+        with ThreadPoolExecutor() as threads:
+            parts = list(threads.map(lambda rank: fresh_part(store, rank, 3), range(3)))
+        assert not parts[0].check(["address"])
+        parts[0].set("address", "here")
+        assert all(part.get("address") == b"here" for part in parts)

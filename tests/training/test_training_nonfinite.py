@@ -1,6 +1,10 @@
 """A NaN or an infinity never reaches the weights: the run stops, and the step can be taken again; or it is skipped."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from widemargin.objectives import OBJECTIVES
 from widemargin.regularizers import Penalty
 from widemargin.training import replay, train
 from widemargin.training import steps as steps_module
+from widemargin.training.log import read_metrics
 from widemargin.training.nonfinite import Checked, Masked, make_guard
 from widemargin.training.setup import make_state
 from widemargin.training.step import train_step
@@ -221,11 +226,11 @@ def take(tiny):
     return steps
 
 
-@pytest.fixture(params=[(), BN, ("head={kind='hypersphere'}",)])
+@pytest.fixture(params=[(), BN, ("head={kind='hypersphere'}",), (breaking(epoch=0),)])
 def masked_case(request, tiny):
     from widemargin.training.setup import load_splits
 
-    config = tiny("batch_size=8", *request.param, *LATE, breaking(label=3))
+    config = tiny(breaking(label=3), *request.param, "batch_size=8", "optimizer.lr=0.01", *LATE)
     return config, load_splits(config.data, seed=0, data_dir=None, device=torch.device("cpu"))
 
 
@@ -235,7 +240,8 @@ def test_masked_steps_change_nothing_after_the_first_bad_one(masked_case, take):
     assert isinstance(state.guard, Masked)
     before = first = None
     for moment, batch in take(state, config, splits):
-        if before is None and moment.epoch == 1 and bool((batch.labels == 3).any()):
+        hit = bool((batch.labels == config.objective.label).any())
+        if before is None and moment.epoch == config.objective.epoch and hit:
             before, first = snapshot(state), moment.total_steps
         assert state.guard.found(wait=False) is None
     assert before is not None
@@ -261,3 +267,30 @@ def test_masked_steps_are_skipped_as_checked_ones_are(masked_case, take):
     for key, value in left.items():
         torch.testing.assert_close(value, right[key], rtol=1e-3, atol=1e-5)
     assert masked.guard.found(wait=True) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("choice", ["stop", "skip"])
+def test_two_processes_do_as_one(tiny, tmp_path, choice):
+    """They share the batch, so that a bad sample is in one of them alone; both must answer."""
+    from widemargin.config_files import to_toml
+
+    config = tiny("batch_size=8", *LATE, breaking(label=3))
+    (tmp_path / "tiny.toml").write_text(to_toml(config))
+    script = Path(__file__).with_name("breaking_run.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, tmp_path / "tiny.toml"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, tmp_path / "two", choice], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    if choice == "stop":
+        with pytest.raises(InputError) as caught:
+            train(config, out=tmp_path / "one")
+        assert done.stdout.count("refused: tiny: the loss became") == 2
+        one, two = (json.loads((tmp_path / name / "nonfinite.json").read_text()) for name in ("one", "two"))
+        assert one == two
+        assert f"step {one['moment']['step'] + 1} of" in str(caught.value)
+        assert "loss" in replay(tmp_path / "two").at_fault
+    else:
+        metrics = train(config, out=tmp_path / "one", on_nonfinite="skip").metrics
+        both = [{key: line[key] for key in ("epoch", "samples", "skipped_steps")} for line in metrics]
+        assert [{key: line[key] for key in both[0]} for line in read_metrics(tmp_path / "two")] == both

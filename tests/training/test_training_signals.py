@@ -62,7 +62,7 @@ def place(folder) -> tuple[int, int]:
     [
         (("step", in_step(1)), (0, 1)),
         (("step", in_step(STEPS + 3)), (1, 3)),
-        (("step", in_step(2 * STEPS)), (1, STEPS)),  # the measurement after the last step is not waited for
+        (("step", in_step(3 * STEPS)), (2, STEPS)),  # the measurement after the last step is not waited for
         (("watch", 3), (0, STEPS)),  # nor when it is under way
         (("write", 2), (1, 0)),  # a save is
         (("between", 5), (1, 0)),  # so is the line of the metrics

@@ -16,6 +16,7 @@ from widemargin.cli.margins import margins
 from widemargin.cli.recipes import recipes_app
 from widemargin.cli.report import report
 from widemargin.cli.reproduce import reproduce
+from widemargin.cli.results import results
 from widemargin.cli.sweep import sweep
 from widemargin.cli.train import train
 from widemargin.errors import InputError, WidemarginWarning
@@ -49,6 +50,7 @@ app.command("evaluate")(evaluate)
 app.command("margins")(margins)
 app.command("reproduce")(reproduce)
 app.command("report")(report)
+app.command("results")(results)
 app.command("sweep")(sweep)
 app.command("bench")(bench)
 app.add_typer(recipes_app, name="recipes")

@@ -44,7 +44,7 @@ class Replayed:
         places = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 result = self._function(*places)
         except RuntimeError:
             self._captures = False

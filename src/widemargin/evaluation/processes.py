@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from widemargin.errors import InputError
+from widemargin.evaluation.rendezvous import connect
 
 Piece = TypeVar("Piece")
 PATIENCE = timedelta(days=30)
@@ -91,7 +92,7 @@ def processes(folder: Path | None) -> Iterator[Processes]:
         raise InputError("evaluate with several processes needs a folder they share: give out=... (--out)")
     begun = dist.is_initialized()
     if not begun:
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        connect("gloo", patience=PATIENCE)
     try:
         yield Processes(rank=dist.get_rank(), count=count)
     finally:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from widemargin.experiments.task import Task
 from widemargin.files import make_folder
 
+PROGRAM = ("-m", "widemargin.experiments.task_process")
 OUTPUT = "output.txt"
 PATIENCE = 120.0
 """Seconds between asking to stop and killing: a step may be compiling."""
@@ -37,7 +38,7 @@ class Worker:
         self._asked: float | None = None
         self._last: deque[str] = deque(maxlen=REMEMBERED)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "widemargin.experiments.task_process", description],
+            [sys.executable, *PROGRAM, description],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -20,6 +20,7 @@ from widemargin.config import RunConfig
 from widemargin.engine import Plan
 from widemargin.errors import InputError
 from widemargin.evaluation.processes import Processes
+from widemargin.evaluation.rendezvous import connect
 from widemargin.training.claim import claimed
 from widemargin.training.setup import Splits, choose_device
 from widemargin.training.state import TrainState
@@ -39,7 +40,7 @@ def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
         return
     begun = dist.is_initialized()
     if not begun:
-        dist.init_process_group(_backend(device), timeout=PATIENCE)
+        connect(_backend(device), patience=PATIENCE)
     group = Processes(rank=dist.get_rank(), count=count)
     with group.agreeing():
         chosen = choose_device(_own_device(device))

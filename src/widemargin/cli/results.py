@@ -1,0 +1,55 @@
+"""``widemargin results``: finished jobs as a small tree to commit, and the page made of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from widemargin.cli.report import references
+from widemargin.recipes.tables import all_tables
+from widemargin.reports.collection.collect import collect
+from widemargin.reports.collection.generate import generate
+from widemargin.reports.collection.paper import PaperRow, PaperTable
+
+SHOWN = 10
+
+
+def results(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[DIR...]", help="What 'widemargin reproduce --out' named; none: only the page again."),
+    ] = None,
+    into: Annotated[Path, typer.Option(help="The tree; its README.md and figures are made from it alone.")] = Path(
+        "results"
+    ),
+) -> None:
+    """Collect finished jobs (no weights; the same job again replaces it), then write the page and its figures."""
+    console = Console(stderr=True)
+    if folders:
+        names, unfinished = collect(folders, into)
+        console.print(f"collected {len(names)} jobs in {into}", highlight=False)
+        _name_unfinished(unfinished, console)
+    typer.echo("\n".join(str(path) for path in generate(into, paper_tables())))
+
+
+def _name_unfinished(folders: Sequence[Path], console: Console) -> None:
+    if folders:
+        console.print(f"left out, not finished: {len(folders)}", highlight=False)
+        for folder in folders[:SHOWN]:
+            console.print(f"  {folder}", highlight=False, soft_wrap=True)
+
+
+def paper_tables() -> list[PaperTable]:
+    """Every table, with the recipes of its rows."""
+    known = references()
+    return [
+        PaperTable(
+            name,
+            table.title,
+            table.columns,
+            [PaperRow(row.recipe.name, row.published.results, known[row.recipe.name]) for row in table.rows],
+        )
+        for name, table in all_tables().items()
+    ]

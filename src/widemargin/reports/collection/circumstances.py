@@ -1,0 +1,40 @@
+"""What the numbers of a table were made with, in one sentence: hardware, engine, precision, versions, time."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from widemargin.reports.collection.tree import CollectedJob
+from widemargin.reports.inputs.fields import Fields
+
+
+def circumstances(jobs: Sequence[CollectedJob]) -> str:
+    """Each kind that occurs, the most frequent first, with how many jobs have it where they differ."""
+    parts = [
+        f"Hardware: {_kinds(job.result.text('device', 'unknown') for job in jobs)}.",
+        f"Trained with: {_kinds(job.result.text('engine', 'unknown') for job in jobs)}.",
+        f"Judged in: {_kinds(job.evaluation.text('precision', 'unknown') for job in jobs)}.",
+        f"Versions: {_kinds(_versions(job.result.table('versions')) for job in jobs)}.",
+    ]
+    training, judging = (
+        _hours(sum(job.result.number(key) or 0.0 for job in jobs)) for key in ("training_seconds", "evaluation_seconds")
+    )
+    together = max(job.result.whole("workers") or 1 for job in jobs)
+    shared = f", up to {together} jobs sharing the device" if together > 1 else ""
+    return " ".join([*parts, f"Time of all jobs together: {training} of training, {judging} of judging{shared}."])
+
+
+def _kinds(values: Iterable[str]) -> str:
+    counted = sorted(Counter(values).items(), key=lambda pair: (-pair[1], pair[0]))
+    if len(counted) == 1:
+        return counted[0][0]
+    return "; ".join(f"{value} ({count} job{'s' * (count > 1)})" for value, count in counted)
+
+
+def _versions(table: Fields) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(table.words().items())) or "unknown"
+
+
+def _hours(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

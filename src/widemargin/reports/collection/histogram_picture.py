@@ -1,0 +1,97 @@
+"""Margin histograms of the test images, from the counts that were kept."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from widemargin.reports.collection.curve_picture import HEIGHT, empty, legend_below
+from widemargin.reports.collection.picture_plans import GroupPlan, Line, Panel
+from widemargin.reports.collection.table_text import Jobs
+from widemargin.reports.collection.tree import Counts
+from widemargin.reports.measures import norm_title
+from widemargin.reports.style import styled
+
+BARS = 60
+TAIL = 0.001
+"""This share of the images on either side is drawn in the outermost bars."""
+
+Bins = dict[int, int]
+
+
+def histogram_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
+    """A panel for each kind of training; None where there are no counts."""
+    if not any(_counts(line, jobs) for panel in plan.panels for line in panel.lines):
+        return None
+    with styled():
+        figure = Figure(figsize=(5.2 * len(plan.panels), HEIGHT), layout="constrained")
+        grid = figure.subplots(1, len(plan.panels), squeeze=False)
+        for axes, panel in zip(grid.flat, plan.panels, strict=True):
+            _draw(axes, panel, jobs)
+    return figure
+
+
+def _counts(line: Line, jobs: Jobs) -> list[Counts]:
+    found = [job.margins for job in jobs.get(line.recipe, ()) if job.margins is not None]
+    return [counts for counts in found if sum(counts.counts) > 0]
+
+
+def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
+    axes.set_title(f"{panel.title}, test images")
+    shown = [(line, found) for line in panel.lines if (found := _counts(line, jobs))]
+    shown = [(line, found) for line, found in shown if found[0].norm == shown[0][1][0].norm]
+    if not shown:
+        empty(axes)
+        return
+    width = shown[0][1][0].width
+    added = [(line, _together(found)) for line, found in shown]
+    low, high = _range([bins for _, bins in added])
+    merged = max(1, -(-(high - low) // BARS))
+    for line, bins in added:
+        edges, shares = _bars(bins, low, high, merged)
+        label = f"{line.label}: mean {_mean(bins) * width:.{2 if width > 0.01 else 4}f}"
+        axes.stairs(shares, [edge * width for edge in edges], color=line.color, linewidth=1.4, label=label)
+        axes.stairs(shares, [edge * width for edge in edges], color=line.color, alpha=0.13, fill=True)
+    axes.axvline(0.0, color="black", linewidth=0.8)
+    axes.set_xlabel(f"effective margin ({norm_title(shown[0][1][0].norm)}); left of 0: misclassified")
+    axes.set_ylabel("share of images, %")
+    legend_below(axes, columns=2)
+
+
+def _together(found: Sequence[Counts]) -> Bins:
+    """The counts of all seeds."""
+    bins: Counter[int] = Counter()
+    for counts in found:
+        bins.update({counts.first + place: count for place, count in enumerate(counts.counts)})
+    return dict(bins)
+
+
+def _range(members: Sequence[Bins]) -> tuple[int, int]:
+    """Where nearly all images of each line are, zero included."""
+    lows, highs = zip(*(_inner(bins) for bins in members), strict=True)
+    return min(*lows, 0), max(*highs, 1)
+
+
+def _inner(bins: Bins) -> tuple[int, int]:
+    total, seen, inside = sum(bins.values()), 0, []
+    for place in sorted(bins):
+        if seen + bins[place] > TAIL * total and seen < (1 - TAIL) * total:
+            inside.append(place)
+        seen += bins[place]
+    return min(inside), max(inside) + 1
+
+
+def _bars(bins: Bins, low: int, high: int, merged: int) -> tuple[list[int], list[float]]:
+    """(edges, shares in percent): ``merged`` bins to a bar, an edge at zero."""
+    first, last = low // merged, -(-high // merged)
+    total = sum(bins.values())
+    bars = [0.0] * (last - first)
+    for place, count in bins.items():
+        bars[min(max(place // merged - first, 0), len(bars) - 1)] += 100 * count / total
+    return [merged * number for number in range(first, last + 1)], bars
+
+
+def _mean(bins: Bins) -> float:
+    """In bins, each image at the middle of its own."""
+    return sum((place + 0.5) * count for place, count in bins.items()) / sum(bins.values())

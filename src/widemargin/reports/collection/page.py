@@ -1,0 +1,98 @@
+"""``README.md`` of the tree: every table beside the paper's numbers. The same tree makes the same bytes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from widemargin.reports.collection import layout
+from widemargin.reports.collection.circumstances import circumstances
+from widemargin.reports.collection.paper import PaperRow, PaperTable
+from widemargin.reports.collection.table_text import (
+    ABOVE,
+    BELOW,
+    FAR_ACCURACY,
+    FAR_MARGIN,
+    NONE,
+    Jobs,
+    cells_of,
+    columns_of,
+    is_far,
+    table_text,
+)
+from widemargin.reports.collection.tree import CollectedJob
+from widemargin.reports.inputs.fields import read_text
+from widemargin.reports.notes import differences
+from widemargin.reports.tables import plain
+
+HEAD = f"""# Results
+
+Our numbers beside the paper's. This page and its figures are made from the files in this folder alone by
+`widemargin results --into results`; do not edit it. How the numbers are made: `docs/results.md`.
+
+In a cell: ours / the paper's (ours minus the paper's). Ours is the mean over the seeds, ± the standard deviation over
+them where there are two or more. Accuracy in percent; margins in L2, pixels in [0, 1], means over correctly classified
+images. {ABOVE} and {BELOW} mark what is more than {FAR_ACCURACY:g} points (a margin: {FAR_MARGIN:g}) above or below the
+paper. {NONE}: not run.
+"""
+
+LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some rows (`docs/results.md`).\n"
+
+
+def page(tables: Sequence[PaperTable], jobs: Jobs, notes: Path, pictures: Sequence[tuple[str, str, str]]) -> str:
+    """The page; ``pictures`` are (file, title, caption)."""
+    parts = [HEAD, _overview(tables, jobs)]
+    parts += [_section(table, jobs, notes) for table in tables]
+    if pictures:
+        shown = [
+            f"### {title}\n\n{caption}\n\n![{title}]({layout.FIGURES}/{file})\n" for file, title, caption in pictures
+        ]
+        parts.append("## Figures\n\n" + "\n".join(shown))
+    return "\n".join(parts)
+
+
+def _overview(tables: Sequence[PaperTable], jobs: Jobs) -> str:
+    lines = ["| table | rows run | jobs | numbers compared | far from the paper |", "|:--|--:|--:|--:|--:|"]
+    for table in tables:
+        run = [row for row in table.rows if row.recipe in jobs]
+        cells = [
+            (c, cell) for row in run for c, cell in cells_of(table, row, jobs).items() if cell.difference is not None
+        ]
+        far = sum(is_far(column, cell) for column, cell in cells)
+        count = sum(len(jobs[row.recipe]) for row in run)
+        title = plain(table.title)
+        lines.append(f"| {title} | {len(run)} of {len(table.rows)} | {count} | {len(cells)} | {far} |")
+    return "\n".join(lines) + "\n"
+
+
+def _section(table: PaperTable, jobs: Jobs, notes: Path) -> str:
+    run = [row for row in table.rows if row.recipe in jobs]
+    parts = [f"## {table.title}\n", _note(notes / f"{table.name}.md")]
+    if not run:
+        return "\n".join([*parts, f"Not run yet: all {len(table.rows)} rows.\n"])
+    missing = [f"`{table.label(row)}`" for row in table.rows if row not in run]
+    parts.append(table_text(table, jobs))
+    if missing:
+        parts.append(f"Not run yet: {', '.join(missing)}.\n")
+    if "autoattack" not in table.columns and "autoattack" in columns_of(table, jobs):
+        parts.append(LATER)
+    parts.append(plain(circumstances([job for row in run for job in jobs[row.recipe]])) + "\n")
+    remarks = [f"- {plain(remark)}" for row in run for remark in _remarks(table, row, jobs[row.recipe])]
+    return "\n".join(parts + (["\n".join(remarks) + "\n"] if remarks else []))
+
+
+def _note(path: Path) -> str:
+    """The paragraph that a person wrote."""
+    text = read_text(path).strip() if path.is_file() else ""
+    return f"{text or f'(Not written yet: `{layout.NOTES}/{path.name}`.)'}\n"
+
+
+def _remarks(table: PaperTable, row: PaperRow, jobs: Sequence[CollectedJob]) -> list[str]:
+    """What a reader must know before comparing a row."""
+    name = table.label(row)
+    told = [f"{name}: {note}" for job in jobs for note in differences(job.run.config, row.reference)]
+    told += [
+        f"{name}, seed {job.seed}: alarm {alarm.text('name')}: {alarm.text('message')}"
+        for job in jobs
+        for judged in (job.evaluation, job.autoattack)
+        for alarm in judged.tables("alarms")
+    ]
+    return list(dict.fromkeys(told))

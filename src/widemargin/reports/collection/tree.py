@@ -1,0 +1,102 @@
+"""The collected jobs, read back: all a page or a figure is made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from widemargin.errors import InputError
+from widemargin.reports.collection import layout
+from widemargin.reports.inputs.fields import Fields, read_json
+from widemargin.reports.inputs.run_folder import Run, read_run
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Margins counted in bins of ``width``, the first of them at ``first`` widths."""
+
+    norm: str
+    width: float
+    first: int
+    counts: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """(margin, distance) of some images, and how their orders agree."""
+
+    norm: str
+    pairs: Sequence[tuple[float, float]]
+    correlation: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectedJob:
+    """One recipe with one seed."""
+
+    recipe: str
+    seed: int
+    result: Fields
+    run: Run
+    evaluation: Fields
+    autoattack: Fields
+    margins: Counts | None
+    """Of the test images, misclassified ones left of zero."""
+    distance: Pairs | None
+
+    def numbers(self) -> dict[str, Any]:
+        """Accuracies, AutoAttack's among them where it was run later, and margins."""
+        accuracy = self.result.table("accuracy").numbers()
+        later = self.autoattack.table("accuracy").number("autoattack")
+        accuracy |= {} if later is None else {"autoattack": later}
+        names = ("margin_train", "margin_test")
+        return {"accuracy": accuracy} | {name: {"mean": self.result.table(name).number("mean")} for name in names}
+
+
+def read_tree(into: Path) -> list[CollectedJob]:
+    """Every job, by recipe and seed."""
+    folders = [path.parent for path in (into / layout.ROWS).glob(f"*/seed-*/{layout.RESULT}")]
+    if not folders:
+        raise InputError(
+            f"{into / layout.ROWS} holds no collected job; give the folders that 'widemargin reproduce --out' named"
+        )
+    return sorted((_job(folder) for folder in folders), key=lambda job: (job.recipe, job.seed))
+
+
+def _job(folder: Path) -> CollectedJob:
+    result = _table(folder / layout.RESULT)
+    recipe, seed = result.text("recipe"), result.whole("seed")
+    if not recipe or seed is None:
+        raise InputError(f"{result.path} has no recipe or no seed; collect the job again")
+    return CollectedJob(
+        recipe=recipe,
+        seed=seed,
+        result=result,
+        run=read_run(folder),
+        evaluation=_table(folder / layout.EVALUATION),
+        autoattack=_table(folder / layout.AUTOATTACK),
+        margins=_counts(_table(folder / layout.MARGINS).table("margin_test")),
+        distance=_pairs(_table(folder / layout.DISTANCE)),
+    )
+
+
+def _table(path: Path) -> Fields:
+    """A file of the job; empty where there is none."""
+    content = read_json(path) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise InputError(f"{path} must be a table; collect the job again")
+    return Fields(path, content)
+
+
+def _counts(table: Fields) -> Counts | None:
+    width, first = table.number("width"), table.whole("first")
+    if not table.values or not width or first is None:
+        return None
+    return Counts(table.text("norm", "l2"), width, first, [int(count) for count in table.list("counts")])
+
+
+def _pairs(table: Fields) -> Pairs | None:
+    pairs = [(float(margin), float(distance)) for margin, distance in table.list("pairs")]
+    if not pairs:
+        return None
+    return Pairs(table.text("norm", "l2"), pairs, table.table("distance").number("rank_correlation"))

@@ -1,0 +1,220 @@
+"""Several jobs at a time: crashes, deadlines, Ctrl-C; first with processes that pretend, then with real quick rows."""
+
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from widemargin.cli.main import run
+from widemargin.experiments import worker as worker_module
+from widemargin.experiments.job import choose_rows, jobs
+from widemargin.experiments.task import Means, Task
+from widemargin.experiments.task_process import describe
+from widemargin.experiments.workers import work_together
+from widemargin.recipes.tables import find_table
+
+PRETENDING = Path(__file__).with_name("pretending_task.py")
+ROWS = ("st-wd0.01", "st-emr", "at-wd0.01", "at-emr")
+
+
+class Crew:
+    """Tasks whose processes pretend."""
+
+    def __init__(self, out):
+        self.out, self.said, self.told = out, io.StringIO(), {}
+        table = find_table("table1")
+        self.tasks = [Task(job) for job in jobs(table, choose_rows(table, ROWS), [0], out, is_quick=True)]
+
+    def describe(self, task):
+        name = task.job.row.recipe.name.split("/")[1]
+        told = {"do": self.told.get(name, "finish"), "name": name, "folder": str(task.job.folder)}
+        return json.dumps(told | {"journal": str(self.out / "journal")})
+
+    def work(self, workers=2, seconds=math.inf, **told):
+        self.told = {name.replace("_", "-"): what for name, what in told.items()}
+        console = Console(file=self.said, width=200)
+        deadline = time.monotonic() + seconds
+        return work_together(self.tasks, self.describe, workers=workers, deadline=deadline, console=console)
+
+    @property
+    def journal(self):
+        return (self.out / "journal").read_text().splitlines()
+
+    @property
+    def done(self):
+        return [task.job.row.recipe.name.split("/")[1] for task in self.tasks if task.done]
+
+
+@pytest.fixture
+def crew(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_module, "PROGRAM", (str(PRETENDING),))
+    return Crew(tmp_path)
+
+
+def test_all_are_done_the_longest_first_and_their_lines_are_passed_on(crew):
+    assert crew.work(workers=1) == []
+    assert crew.done == list(ROWS)
+    begun = [line.split()[1] for line in crew.journal if line.startswith("begins")]
+    assert begun == ["at-emr", "st-emr", "at-wd0.01", "st-wd0.01"]
+    assert "mnist-mlp/st-emr, seed 0: a line of progress" in crew.said.getvalue()
+    assert (crew.tasks[0].job.folder / "output.txt").read_text() == "a line of progress\n"
+    assert crew.work() == []
+    assert crew.said.getvalue().count("done before") == len(ROWS)
+
+
+def test_never_more_than_so_many_at_a_time(crew):
+    assert crew.work(workers=2) == []
+    running = 0
+    for line in crew.journal:
+        running += 1 if line.startswith("begins") else -1
+        assert running <= 2
+
+
+def test_crashes_do_not_stop_the_others(crew):
+    failures = crew.work(at_emr="crash", st_emr="die", at_wd0=None, st_wd0=None)
+    whys = {failure.label: failure.why for failure in failures}
+    assert whys == {
+        "mnist-mlp/at-emr, seed 0": "RuntimeError: the device is on fire",
+        "mnist-mlp/st-emr, seed 0": "killed by SIGKILL",
+    }
+    assert crew.done == ["st-wd0.01", "at-wd0.01"]
+    assert "Traceback" in (crew.tasks[3].job.folder / "output.txt").read_text()
+    assert crew.work() == []
+    assert crew.done == list(ROWS)
+
+
+def test_a_process_that_ends_without_a_result_has_failed(crew):
+    (failure,) = crew.work(at_emr="silently")
+    assert failure.why == "a line of progress"
+
+
+def test_at_the_deadline_those_at_work_are_asked_to_stop_and_none_begins(crew):
+    assert crew.work(seconds=1.0, at_emr="wait", st_emr="wait") == []
+    assert crew.done == []
+    assert crew.said.getvalue().count("stopped; it can go on") == 2
+    assert not any("wd0.01" in line for line in crew.journal)
+
+
+def test_a_deadline_that_is_over_begins_nothing(crew):
+    assert crew.work(seconds=-1.0) == []
+    assert not (crew.out / "journal").exists()
+
+
+def test_who_does_not_listen_is_killed(crew, monkeypatch):
+    monkeypatch.setattr(worker_module, "PATIENCE", 0.2)
+    assert crew.work(seconds=1.0, at_emr="stubborn", st_emr="wait") == []
+    assert crew.done == []
+    assert "stopped; it can go on" in crew.said.getvalue()
+
+
+def test_an_interrupt_stops_all(crew):
+    with pytest.raises(KeyboardInterrupt):
+        crew.work(st_emr="interrupt the parent", at_emr="wait")
+    assert crew.done == []
+    assert crew.said.getvalue().count("stopped; it can go on") == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+COMMAND = ("reproduce", "table1", "--quick", "--device", "cpu", "--workers", "2")
+
+
+def test_real_rows_one_of_which_cannot_work(tmp_path, capsys):
+    broken = tmp_path / "mnist-mlp-st-emr" / "seed-0" / "run"
+    broken.mkdir(parents=True)
+    (broken / "something").write_text("of somebody else")
+    assert run([*COMMAND, "--rows", "st-wd0.001,st-emr", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "mnist-mlp/st-wd0.001, seed 0: epoch 2/2" in said.err
+    assert "1 of 2 failed" in said.err
+    assert said.err.count("is not empty and holds no config.toml") == 3  # as it came, when it ended, at the end
+    assert "time is out" not in said.err
+    result = json.loads((tmp_path / "mnist-mlp-st-wd0.001" / "seed-0" / "result.json").read_text())
+    assert result["workers"] == 2
+    assert result["engine"] == "eager, float32"
+    assert result["device"].startswith("cpu: ")
+    rows = (tmp_path / "table1.md").read_text().splitlines()[-2:]
+    assert "- / 98.41" not in rows[0]
+    assert "- / 97.50" in rows[1]
+
+
+def test_ctrl_c_ends_the_children_too(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "widemargin",
+        *COMMAND,
+        "--rows",
+        "at-emr,at-wd0.01,st-emr",
+        "--out",
+        str(tmp_path),
+    ]
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    said = []
+    for line in parent.stderr:
+        said.append(line)
+        if "epoch 1/2" in line:
+            parent.send_signal(signal.SIGINT)
+            break
+    said += parent.stderr.readlines()
+    assert parent.wait() == 130, "".join(said)
+    assert any("interrupted; a training run goes on" in line for line in said)
+    assert not any("Traceback" in line for line in said)
+    assert not any("st-wd0" in line for line in said)
+    assert children_in(tmp_path) == []
+
+
+def test_a_child_whose_parent_is_gone_stops(tmp_path):
+    table = find_table("table1")
+    (job,) = jobs(table, choose_rows(table, ["at-emr"]), [0], tmp_path, is_quick=True)
+    means = Means(data_dir=None, device="cpu", workers=2)
+    told = describe(Task(job), means, "table1", tmp_path)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "widemargin.experiments.task_process", told],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    child.stdin.close()
+    child.stdin = None
+    child.communicate()
+    assert child.returncode == -signal.SIGTERM
+    assert not (job.folder / "result.json").exists()
+
+
+def children_in(folder: Path) -> list[str]:
+    """Processes that were told of the folder, where the system lists them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_text(errors="replace")
+        except OSError:  # it ended while we looked
+            continue
+        if str(folder) in words and path.parent.name != str(os.getpid()):
+            found.append(words)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--judge-with", "guessing"], "--judge-with: 'guessing' is unknown; known are autoattack, distance"),
+        (["--judge-rows", "best"], "--judge-rows has no effect without --judge-with"),
+        (["--judge-with", "autoattack", "--judge-rows", "nope"], "--judge-rows: 'nope' is not in this table"),
+    ],
+)
+def test_mistakes(arguments, message, tmp_path, capsys):
+    assert run(["reproduce", "table1", "--quick", "--out", str(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_judgment_that_the_table_has_anyway_is_refused(tmp_path, capsys):
+    assert run(["reproduce", "resnet18", "--quick", "--out", str(tmp_path), "--judge-with", "autoattack"]) == 2
+    assert "this table reports it for every row" in capsys.readouterr().err
