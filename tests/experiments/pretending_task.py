@@ -1,4 +1,4 @@
-"""A process in place of ``task_process`` that is there at once and does as it is told: ``{"do": ..., "folder": ...}``."""
+"""A process in place of ``task_process`` that is there at once and does as it is told, such as ``{"do": "crash"}``."""
 
 import json
 import os

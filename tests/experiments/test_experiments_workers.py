@@ -79,7 +79,7 @@ def test_never_more_than_so_many_at_a_time(crew):
 
 
 def test_crashes_do_not_stop_the_others(crew):
-    failures = crew.work(at_emr="crash", st_emr="die", at_wd0=None, st_wd0=None)
+    failures = crew.work(at_emr="crash", st_emr="die")
     whys = {failure.label: failure.why for failure in failures}
     assert whys == {
         "mnist-mlp/at-emr, seed 0": "RuntimeError: the device is on fire",
@@ -93,7 +93,7 @@ def test_crashes_do_not_stop_the_others(crew):
 
 def test_a_process_that_ends_without_a_result_has_failed(crew):
     (failure,) = crew.work(at_emr="silently")
-    assert failure.why == "a line of progress"
+    assert failure.why == "ended with exit code 0, without a result"
 
 
 def test_at_the_deadline_those_at_work_are_asked_to_stop_and_none_begins(crew):

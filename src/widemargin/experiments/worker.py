@@ -88,7 +88,7 @@ class Worker:
         if code is not None and code < 0:
             return Failure(self.task.label, f"killed by {signal.Signals(-code).name}")
         said = [line for line in self._last if line.strip()]
-        return Failure(self.task.label, said[-1] if said else f"ended with exit code {code} and said nothing")
+        return Failure(self.task.label, said[-1] if said and code else f"ended with exit code {code}, without a result")
 
     def _read(self, say: Say) -> None:
         lines = self._process.stdout

@@ -28,10 +28,10 @@ HEAD = f"""# Results
 Our numbers beside the paper's. This page and its figures are made from the files in this folder alone by
 `widemargin results --into results`; do not edit it. How the numbers are made: `docs/results.md`.
 
-In a cell: ours / the paper's (ours minus the paper's). Ours is the mean over the seeds, ± the standard deviation over
-them where there are two or more. Accuracy in percent; margins in L2, pixels in [0, 1], means over correctly classified
-images. {ABOVE} and {BELOW} mark what is more than {FAR_ACCURACY:g} points (a margin: {FAR_MARGIN:g}) above or below the
-paper. {NONE}: not run.
+In a cell: ours / the paper's (ours minus the paper's). Ours is the mean over the seeds, ± their standard deviation
+where there are two or more; "{NONE}" is what was not run. Accuracy in percent; margins in L2, pixels in [0, 1], means
+over correctly classified images. {ABOVE} and {BELOW} mark what is more than {FAR_ACCURACY:g} points of accuracy, or
+{FAR_MARGIN:g} of margin, above or below the paper.
 """
 
 LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some rows (`docs/results.md`).\n"

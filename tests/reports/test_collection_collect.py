@@ -1,0 +1,137 @@
+"""Jobs become a small tree: what is kept, what is refused, what is replaced."""
+
+import json
+
+import pytest
+from job_folders import write_job
+
+from widemargin.cli.main import run
+from widemargin.reports.collection.collect import collect
+from widemargin.reports.collection.tree import read_tree
+
+KEPT = {"config.toml", "metrics.jsonl", "result.json", "evaluation.json", "margins.json"}
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_kept(tmp_path):
+    runs, into = tmp_path / "runs", tmp_path / "results"
+    write_job(runs, "mnist-mlp/st-emr", later=("autoattack", "distance"))
+    names, unfinished = collect([runs], into)
+    assert (names, unfinished) == (["mnist-mlp/st-emr, seed 0"], [])
+    folder = into / "rows" / "mnist-mlp-st-emr" / "seed-0"
+    assert {path.name for path in folder.iterdir()} == KEPT | {"autoattack.json", "distance.json"}
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 60_000
+    result = json.loads((folder / "result.json").read_text())
+    wanted = {"device": "NVIDIA H200", "engine": "fast, float32, CUDA graphs", "training_seconds": 310.25, "workers": 4}
+    assert wanted.items() <= result.items()
+    assert result["versions"]["torch"] == "2.13.0"
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    assert evaluation["precision"] == "float32 (no TF32)"
+    assert "target" not in evaluation
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 50
+    assert json.loads(lines[3])["test_clean"] == pytest.approx(
+        json.loads((runs / "mnist-mlp-st-emr/seed-0/run/metrics.jsonl").read_text().splitlines()[3])["test_clean"],
+        rel=1e-5,
+    )
+
+
+def test_distances_are_at_most_a_thousand_pairs_of_four_digits(tmp_path):
+    write_job(tmp_path / "runs", "mnist-mlp/st-emr", later=("distance",))
+    collect([tmp_path / "runs"], tmp_path / "results")
+    (job,) = read_tree(tmp_path / "results")
+    assert len(job.distance.pairs) == 1000
+    assert all(float(f"{value:.4g}") == value for pair in job.distance.pairs for value in pair)
+    assert job.distance.correlation == 0.912346
+
+
+def test_margins_without_a_histogram_are_counted_from_the_examples(tmp_path):
+    write_job(tmp_path / "runs", "cifar-resnet18/at")
+    collect([tmp_path / "runs"], tmp_path / "results")
+    (job,) = read_tree(tmp_path / "results")
+    assert (job.margins.norm, sum(job.margins.counts)) == ("linf", 300)
+
+
+def test_a_job_collected_again_is_replaced_and_others_stay(tmp_path):
+    into = tmp_path / "results"
+    write_job(tmp_path / "first", "mnist-mlp/st-emr", clean=90.0, later=("distance",))
+    write_job(tmp_path / "first", "mnist-mlp/at-emr")
+    write_job(tmp_path / "second", "mnist-mlp/st-emr", clean=95.0)
+    collect([tmp_path / "first"], into)
+    before = files(into / "rows" / "mnist-mlp-at-emr")
+    collect([tmp_path / "second"], into)
+    assert files(into / "rows" / "mnist-mlp-at-emr") == before
+    _, job = read_tree(into)
+    assert job.numbers()["accuracy"]["clean"] == 95.0
+    assert job.distance is None
+
+
+def test_unfinished_and_crashed_jobs_are_named_and_left_out(tmp_path, capsys):
+    runs = tmp_path / "runs"
+    write_job(runs, "mnist-mlp/st-emr")
+    write_job(runs, "mnist-mlp/at-emr", finished=False, epochs=3)
+    crashed = runs / "mnist-mlp-at-wd0.01" / "seed-0"
+    crashed.mkdir(parents=True)
+    (crashed / "output.txt").write_text("RuntimeError: the device is on fire\n")
+    assert run(["results", str(runs), "--into", str(tmp_path / "results")]) == 0
+    said = capsys.readouterr().err
+    assert "collected 1 jobs" in said
+    assert "left out, not finished: 2" in said
+    assert "mnist-mlp-at-emr" in said
+    assert "mnist-mlp-at-wd0.01" in said
+
+
+class TestRefusals:
+    def refused(self, capsys, *arguments):
+        assert run(["results", *map(str, arguments)]) == 2
+        return capsys.readouterr().err
+
+    def test_a_quick_run(self, tmp_path, capsys):
+        write_job(tmp_path / "runs", "mnist-mlp/st-emr")
+        write_job(tmp_path / "runs", "mnist-mlp/at-emr", quick=True)
+        said = self.refused(capsys, tmp_path / "runs", "--into", tmp_path / "results")
+        assert "is of a --quick run, whose numbers mean nothing" in said
+        assert not (tmp_path / "results").exists()
+
+    def test_a_quick_run_as_reproduce_leaves_it(self, tmp_path, capsys):
+        command = ["reproduce", "table1", "--quick", "--rows", "st-wd0.1", "--device", "cpu"]
+        assert run([*command, "--out", str(tmp_path / "runs")]) == 0
+        assert "--quick run" in self.refused(capsys, tmp_path / "runs", "--into", tmp_path / "results")
+
+    def test_two_folders_of_one_job(self, tmp_path, capsys):
+        write_job(tmp_path / "a", "mnist-mlp/st-emr")
+        write_job(tmp_path / "b", "mnist-mlp/st-emr")
+        said = self.refused(capsys, tmp_path / "a", tmp_path / "b", "--into", tmp_path / "results")
+        assert "are both mnist-mlp/st-emr, seed 0; give one of them" in said
+
+    def test_the_tree_itself(self, tmp_path, capsys):
+        write_job(tmp_path / "a", "mnist-mlp/st-emr")
+        into = tmp_path / "results"
+        collect([tmp_path / "a"], into)
+        assert "collected already" in self.refused(capsys, into / "rows", "--into", into)
+        assert "holds no finished job" in self.refused(capsys, into, "--into", into)
+
+    def test_folders_without_jobs(self, tmp_path, capsys):
+        assert "is not a folder" in self.refused(capsys, tmp_path / "nowhere", "--into", tmp_path / "results")
+        assert "holds no finished job" in self.refused(capsys, tmp_path, "--into", tmp_path / "results")
+        assert "holds no collected job" in self.refused(capsys, "--into", tmp_path / "results")
+
+    def test_a_damaged_job_leaves_the_tree_as_it_was(self, tmp_path, capsys):
+        into = tmp_path / "results"
+        write_job(tmp_path / "a", "mnist-mlp/st-emr")
+        collect([tmp_path / "a"], into)
+        before = files(into)
+        write_job(tmp_path / "b", "mnist-mlp/st-emr", clean=1.0)
+        (write_job(tmp_path / "b", "mnist-mlp/at-emr") / "run" / "metrics.jsonl").write_text('{"epoch": 1')
+        assert "metrics.jsonl is cut off" in self.refused(capsys, tmp_path / "b", "--into", into)
+        assert files(into) == before
+
+    def test_a_damaged_tree(self, tmp_path, capsys):
+        into = tmp_path / "results"
+        write_job(tmp_path / "a", "mnist-mlp/st-emr")
+        collect([tmp_path / "a"], into)
+        (into / "rows" / "mnist-mlp-st-emr" / "seed-0" / "result.json").write_text("{")
+        assert "is not valid JSON" in self.refused(capsys, "--into", into)

@@ -1,0 +1,118 @@
+"""The page: a golden one for a tiny tree, and each thing it must say."""
+
+import json
+from pathlib import Path
+
+import pytest
+from job_folders import write_job
+
+from widemargin.cli.main import run
+from widemargin.cli.results import paper_tables
+from widemargin.recipes import all_recipes
+from widemargin.recipes.tables import all_tables
+from widemargin.reports.collection.collect import collect
+from widemargin.reports.collection.generate import by_recipe, generate
+from widemargin.reports.collection.paper import PaperTable
+from widemargin.reports.collection.picture_plans import CURVES, GROUPS
+from widemargin.reports.collection.table_text import cell_text, is_far
+from widemargin.reports.collection.tree import read_tree
+from widemargin.reports.comparison import Cell
+
+GOLDEN = Path(__file__).with_name("golden_results.md")
+
+
+def some_tables():
+    """Four rows of Table 1, and a table nobody has begun."""
+    one, two = (table for table in paper_tables() if table.name in ("table1", "table4"))
+    wanted = ("st-wd0.001", "st-emr", "at-wd0.001", "at-emr")
+    return [PaperTable(one.name, one.title, one.columns, [row for row in one.rows if row.short in wanted]), two]
+
+
+@pytest.fixture
+def into(tmp_path):
+    """A row with three seeds, one with one seed, one that crashed, one never begun."""
+    runs, into = tmp_path / "runs", tmp_path / "results"
+    for seed, clean in enumerate((97.0, 97.5, 98.0)):
+        later = ("autoattack", "distance") if seed == 0 else ()
+        write_job(runs, "mnist-mlp/st-emr", seed, clean=clean, robust=84.0 + seed, margin=2.25, later=later)
+    write_job(runs, "mnist-mlp/at-emr", clean=98.68, robust=94.79, margin=2.5)
+    write_job(runs, "mnist-mlp/at-wd0.001", finished=False, epochs=2)
+    collect([runs], into)
+    (into / "notes").mkdir()
+    (into / "notes" / "table1.md").write_text("ST+EMR falls short of the paper by *three points*.\n")
+    return into
+
+
+def test_the_golden_page(into):
+    generate(into, some_tables())
+    assert (into / "README.md").read_text() == GOLDEN.read_text()
+
+
+def test_the_same_tree_makes_the_same_bytes(into, tmp_path):
+    written = generate(into, some_tables())
+    before = {path: path.read_bytes() for path in written}
+    assert generate(into, some_tables()) == written
+    assert {path: path.read_bytes() for path in written} == before
+
+
+def test_pictures_for_which_nothing_is_left_go_and_others_stay(into):
+    generate(into, some_tables())
+    assert (into / "figures" / "distance-mnist-mlp.png").is_file()
+    (into / "figures" / "by-hand.png").write_bytes(b"mine")
+    (into / "rows" / "mnist-mlp-st-emr" / "seed-0" / "distance.json").unlink()
+    generate(into, some_tables())
+    names = {path.name for path in (into / "figures").iterdir()}
+    assert "distance-mnist-mlp.png" not in names
+    assert {"by-hand.png", "figure1-margins.png", "accuracy-mnist-mlp.png", "histogram-mnist-mlp.png"} <= names
+    assert "distance-mnist-mlp" not in (into / "README.md").read_text()
+
+
+def test_the_command_has_every_table_of_the_paper(into, capsys):
+    assert run(["results", "--into", str(into)]) == 0
+    page = (into / "README.md").read_text()
+    for table in all_tables().values():
+        assert f"## {table.title}\n" in page
+    assert "Not run yet: all 14 rows." in page
+    assert "ST+EMR falls short of the paper by *three points*." in page
+    assert str(into / "README.md") in capsys.readouterr().out
+
+
+def test_what_a_reader_must_know_is_said(into):
+    folder = into / "rows" / "mnist-mlp-at-emr" / "seed-0"
+    (folder / "config.toml").write_text((folder / "config.toml").read_text().replace("epochs = 50", "epochs = 5"))
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    evaluation["alarms"] = [{"name": "black-box-wins", "message": "Square broke 12 images.", "suggestion": "Look."}]
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    generate(into, some_tables())
+    page = (into / "README.md").read_text()
+    assert "- at-emr: changed from the recipe: epochs=5\n" in page
+    assert "- at-emr, seed 0: alarm black-box-wins: Square broke 12 images.\n" in page
+
+
+@pytest.mark.parametrize(
+    ("column", "ours", "paper", "text"),
+    [
+        ("clean", 97.0, 95.0, "97.00 / 95.00 (+2.00)"),
+        ("clean", 97.01, 95.0, "97.01 / 95.00 (**+2.01** ▲)"),
+        ("pgd10", 92.9, 95.0, "92.90 / 95.00 (**-2.10** ▼)"),
+        ("margin_test", 1.15, 1.0, "1.15 / 1.00 (+0.15)"),
+        ("margin_test", 0.84, 1.0, "0.84 / 1.00 (**-0.16** ▼)"),
+        ("clean", 94.999, 95.0, "95.00 / 95.00 (+0.00)"),
+        ("clean", None, 95.0, "- / 95.00"),
+        ("clean", 95.0, None, "95.00"),
+    ],
+)
+def test_marks(column, ours, paper, text):
+    cell = Cell(ours=ours, spread=None, paper=paper)
+    assert cell_text(column, cell) == text
+    assert is_far(column, cell) == ("**" in text)
+
+
+def test_pictures_name_recipes_that_exist():
+    lines = [line for plan in (*CURVES, *GROUPS) for panel in plan.panels for line in panel.lines]
+    assert {line.recipe for line in lines} <= all_recipes().keys()
+
+
+def test_jobs_are_in_order_of_seed(into):
+    jobs = by_recipe(read_tree(into))
+    assert [job.seed for job in jobs["mnist-mlp/st-emr"]] == [0, 1, 2]
