@@ -7,7 +7,8 @@ import pytest
 
 from widemargin.cli.main import run
 from widemargin.errors import InputError
-from widemargin.experiments.sweep import parse_grid
+from widemargin.experiments.sweep import Sweep, _join, parse_grid, results, work
+from widemargin.recipes import find_recipe
 
 WORKER = Path(__file__).with_name("sweep_worker.py")
 POINTS = sorted(f"emr.weight={weight},emr.every={every}" for weight in ("0.1", "0.2", "0.3") for every in ("1", "2"))
@@ -42,6 +43,19 @@ def test_the_point_of_a_killed_worker_is_not_lost(tmp_path):
     late = start(tmp_path, "late")
     late.communicate(timeout=120)
     assert not any(line.startswith("late") for line in (tmp_path / "log").read_text().splitlines())
+
+
+def test_the_point_of_a_worker_that_died_before_its_first_heartbeat_is_not_lost(tmp_path):
+    sweep = Sweep(
+        config=find_recipe("demo/emr").config,
+        grid={"emr.weight": ["0.1", "0.2"]},
+        out=tmp_path,
+        storage=f"sqlite:///{tmp_path / 'sweep.db'}",
+        heartbeat=1,
+    )
+    _join(sweep, sweep.points()).ask()  # taken, and nobody works on it
+    study = work(sweep, lambda config, _folder: {"score": config.emr.weight})
+    assert sorted(point["emr.weight"] for point, _ in results(study)) == ["0.1", "0.2"]
 
 
 TINY = [

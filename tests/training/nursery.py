@@ -37,7 +37,8 @@ class Nursery:
     def __init__(self, folder: Path) -> None:
         self._folder, self._asked = folder, 0
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True)
+        alone = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        self._process = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True, env=alone)
 
     def run(self, config: str, out: Path, *points: Point, script: str = TRAIN) -> "Child":
         """Run the script in a child, with these points, and wait for its end."""

@@ -17,6 +17,7 @@ from typing import Any
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback, fail_stale_trials
+from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, TrialState
 
 from widemargin.config import RunConfig
@@ -82,15 +83,26 @@ def work(sweep: Sweep, run_point: RunPoint) -> optuna.Study:
     def objective(trial: optuna.Trial) -> float:
         return _run_trial(trial, sweep, run_point)
 
+    seen: set[int] = set()
     while True:
         states = [trial.state for trial in study.get_trials(deepcopy=False)]
         if TrialState.WAITING in states:
             study.optimize(objective, n_trials=1)
         elif TrialState.RUNNING in states:  # another worker's: wait for it, or for it to be given up
+            _begin_heartbeats(study, seen)
             fail_stale_trials(study)
             time.sleep(POLL_SECONDS)
         else:
             return study
+
+
+def _begin_heartbeats(study: optuna.Study, seen: set[int]) -> None:
+    """Once for each running trial: one whose worker died before its first heartbeat would never count as stale."""
+    storage = study._storage
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if trial._trial_id not in seen and isinstance(storage, BaseHeartbeat):
+            seen.add(trial._trial_id)
+            storage.record_heartbeat(trial._trial_id)
 
 
 def _join(sweep: Sweep, points: list[Point]) -> optuna.Study:
