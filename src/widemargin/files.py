@@ -77,25 +77,26 @@ def make_folder(path: Path) -> Path:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """The folder is this process's alone inside; a second one is refused. A kill lets go, and no file is left behind.
+def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """The folder is this process's alone inside; a second one is refused, or waits. A kill lets go of it.
 
-    The lock is on the folder itself. Where the system or the file system has none, nobody is refused.
+    The lock is on the folder itself, so no file is left behind. Where the system or the file system has none, nobody
+    is refused.
     """
     if sys.platform == "win32":
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        _lock(descriptor, folder)
+        _lock(descriptor, folder, wait=wait)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, folder: Path) -> None:
+def _lock(descriptor: int, folder: Path, *, wait: bool) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InputError(f"another process works in {folder}; wait for it to end, or choose another --out") from None
     except OSError as error:  # a file system that knows no locks

@@ -10,6 +10,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from widemargin.config import RunConfig
 from widemargin.config_files import to_dict, with_overrides
 from widemargin.errors import InputError
+from widemargin.files import held
 
 Point = dict[str, str]
 RunPoint = Callable[[RunConfig, Path], dict[str, Any]]
@@ -78,22 +80,32 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
 def work(sweep: Sweep, run_point: RunPoint) -> optuna.Study:
     """Join the sweep and work until every point is done by somebody."""
     points = sweep.points()
+    sweep.out.mkdir(parents=True, exist_ok=True)
     study = _join(sweep, points)
-
-    def objective(trial: optuna.Trial) -> float:
-        return _run_trial(trial, sweep, run_point)
 
     seen: set[int] = set()
     while True:
         states = [trial.state for trial in study.get_trials(deepcopy=False)]
         if TrialState.WAITING in states:
-            study.optimize(objective, n_trials=1)
+            _take_point(study, sweep, run_point)
         elif TrialState.RUNNING in states:  # another worker's: wait for it, or for it to be given up
             _begin_heartbeats(study, seen)
             fail_stale_trials(study)
             time.sleep(POLL_SECONDS)
         else:
             return study
+
+
+def _take_point(study: optuna.Study, sweep: Sweep, run_point: RunPoint) -> None:
+    """Run one waiting point. Workers take theirs one after the other: SQLite lets two take the same at once."""
+    with ExitStack() as turn:
+        turn.enter_context(held(sweep.out, wait=True))
+
+        def objective(trial: optuna.Trial) -> float:
+            turn.close()  # it is ours
+            return _run_trial(trial, sweep, run_point)
+
+        study.optimize(objective, n_trials=1)
 
 
 def _begin_heartbeats(study: optuna.Study, seen: set[int]) -> None:
