@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from widemargin.linearize.layers import BatchNorm, Gradients, Slopes, Sum
-from widemargin.linearize.record import Entry, Tape, record
+from widemargin.linearize.record import Entry, Tape
+from widemargin.linearize.stages import PlainStages
 from widemargin.linearize.sweeps import Values, adjoint_sweep, reverse_sweep, tangent_sweep
 
 Function = Callable[..., Any]
@@ -133,8 +134,7 @@ class _Recording(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tape]:
         """(logits, tape)."""
-        logits, tape = record(self.network, x, self.trained)
-        return logits, tape if self.keep_activations or tape.curved else tape.forget_activations()
+        return PlainStages(self.network, self.trained).record(x, keep_activations=self.keep_activations)
 
 
 def _kept(tape: Tape) -> list[bool]:

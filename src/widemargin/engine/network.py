@@ -74,7 +74,7 @@ class FastNetwork(nn.Module):
     def _new_stages(self, trained: frozenset[str]) -> Stages:
         if self._plan.compiler is None:
             return PlainStages(self.twin, trained)
-        from widemargin.engine.compiled import CompiledStages
+        from widemargin.engine.compiled import CompiledStages  # here: it brings torch's tracers, a second to import
 
         return CompiledStages(self.twin, trained, self._plan.compiler)
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from widemargin.checks import check_batch, check_logits
 from widemargin.jacobian import logits_and_leaf, vector_jacobian_products
-from widemargin.linearize import Cotangents, NotLinear, PlainStages, Stages, squared_products
+from widemargin.linearize import Cotangents, NotLinear, PlainStages, Stages, squared_lengths, squared_products
 from widemargin.modes import copied_buffers, evaluating, with_buffers
-from widemargin.regularizers.squares import check_carries_gradient, check_gradient_is_possible, squared_lengths
+from widemargin.regularizers.constancy import check_carries_gradient, check_gradient_is_possible
 
 
 def squared_input_gradients(

@@ -1,14 +1,9 @@
-"""What every input-gradient penalty shares: squared lengths per sample, and the refusal to be a constant."""
+"""What every input-gradient penalty refuses: to be a constant."""
 
 import torch
 from torch import Tensor, nn
 
 from widemargin.errors import InputError
-
-
-def squared_lengths(gradients: Tensor) -> Tensor:
-    """(M, B, ...) -> (B,): the sum over M of squared Euclidean lengths."""
-    return gradients.flatten(2).square().sum(dim=(0, 2))
 
 
 def check_gradient_is_possible(owner: str, model: nn.Module) -> None:
