@@ -81,7 +81,8 @@ def work(sweep: Sweep, run_point: RunPoint) -> optuna.Study:
     """Join the sweep and work until every point is done by somebody."""
     points = sweep.points()
     sweep.out.mkdir(parents=True, exist_ok=True)
-    study = _join(sweep, points)
+    with held(sweep.out, wait=True):  # two workers that create the tables at once trip over each other
+        study = _join(sweep, points)
 
     seen: set[int] = set()
     while True:
@@ -149,7 +150,8 @@ def _open(sweep: Sweep, tries: int = 5) -> RDBStorage:
         )
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if "already exists" in reason and tries > 1:  # another worker is creating the tables at this very moment
+        # Another worker, with another --out, is creating the tables at this very moment.
+        if tries > 1 and ("already exists" in reason or "alembic_version" in reason):
             time.sleep(POLL_SECONDS / 5)
             return _open(sweep, tries - 1)
         raise InputError(f"--storage {sweep.storage!r} cannot be opened: {reason}") from None
