@@ -1,26 +1,44 @@
 """Train image classifiers whose decision boundary is far from the data, measure how far, and prove it."""
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from widemargin.attacks import FGSM, PGD
 from widemargin.errors import InputError, WidemarginWarning
-from widemargin.margins import MarginSummary, effective_margin, summarize
-from widemargin.regularizers import ApproximateEMR, ExactEMR, StochasticEMR
 
 __version__ = "0.1.0"
 
-
 if TYPE_CHECKING:
+    from widemargin.attacks import FGSM, PGD
     from widemargin.evaluation import Report, evaluate
+    from widemargin.margins import MarginSummary, effective_margin, summarize
+    from widemargin.regularizers import ApproximateEMR, ExactEMR, StochasticEMR
+
+_PLACES = {
+    "FGSM": "attacks",
+    "PGD": "attacks",
+    "Report": "evaluation",
+    "evaluate": "evaluation",
+    "MarginSummary": "margins",
+    "effective_margin": "margins",
+    "summarize": "margins",
+    "ApproximateEMR": "regularizers",
+    "ExactEMR": "regularizers",
+    "StochasticEMR": "regularizers",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The evaluator on first use: ``import widemargin`` stays light for those who only want the two lines."""
-    if name in ("evaluate", "Report"):
-        from widemargin import evaluation
+    """Public names and modules on first use: what needs no torch, such as the command's help, does not wait for it."""
+    if name in _PLACES:
+        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-        return getattr(evaluation, name)
-    raise AttributeError(f"module 'widemargin' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 __all__ = [

@@ -67,7 +67,7 @@ INSIDE = [name for name in SOURCES if name not in ("widemargin", "widemargin.__m
 def test_the_scan_sees_the_package():
     assert len(INSIDE) > 60
     assert {"data", "models", "config", "training", "recipes", "cli"} <= {part_of(name) for name in INSIDE}
-    assert "widemargin.training.step" in imported_by("widemargin.training.run")
+    assert "widemargin.training.step" in imported_by("widemargin.training.epoch")
     assert "widemargin.randomness" in imported_by("widemargin.training.step")
 
 
@@ -155,6 +155,22 @@ def test_importing_widemargin_has_no_side_effects_and_is_light(tmp_path):
     assert done.stdout.strip() == "heavy:"
     assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_widemargin_does_not_wait_for_torch(tmp_path):
+    script = "import sys, widemargin; print('torch' in sys.modules, hasattr(widemargin, 'PGD'), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "True"]
+
+
+def test_public_names_come_from_where_they_are_written():
+    for name in widemargin.__all__:
+        value = getattr(widemargin, name)
+        assert isinstance(value, str) or value is getattr(sys.modules[value.__module__], name)
+    assert set(widemargin.__all__) <= set(dir(widemargin))
+    assert widemargin.attacks is sys.modules["widemargin.attacks"]
+    with pytest.raises(AttributeError, match="module 'widemargin' has no attribute 'nothing'"):
+        _ = widemargin.nothing
 
 
 def test_every_public_name_is_there():

@@ -17,7 +17,6 @@ from widemargin.data import in_order, load
 from widemargin.evaluation import load_target, measure_margins, percent, verdicts
 from widemargin.recipes import Recipe
 from widemargin.reports.demo_picture import demo_figure
-from widemargin.training import run as run_module
 from widemargin.training import steps as steps_module
 from widemargin.training.step import train_step
 
@@ -75,7 +74,7 @@ def test_max_time_stops_with_a_checkpoint_and_the_same_command_goes_on(command, 
         return train_step(*args, **options)
 
     monkeypatch.setattr(steps_module, "train_step", minutes)
-    monkeypatch.setattr(run_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     answer = command("train", recipe, "--out", tmp_path, "--max-time", "3m")
     monkeypatch.undo()
     assert answer.code == 0

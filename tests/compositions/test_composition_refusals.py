@@ -114,6 +114,11 @@ CASES: dict[str, tuple[Make, str, Make]] = {
         r"Mail.burn_in_with has no effect without a burn-in; set burn_in, or remove it",
         lambda: mail(over="trades", burn_in_with="same", burn_in=1),
     ),
+    "mail's weights that never begin": (
+        lambda: run_of(objective=mail(over="at", burn_in=3)),
+        r"objective.burn_in must be less than epochs = 3, got 3: MAIL's weights would have no effect; lower objective",
+        lambda: run_of(objective=mail(over="at", burn_in=2)),
+    ),
     "stopping without a validation split": (
         lambda: run_of(stopping=StoppingConfig(patience=2)),
         r"stopping has no effect without a validation split; set data.held_out, or remove it",

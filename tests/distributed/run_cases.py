@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from widemargin import InputError
+from widemargin.checkpoints import load_checkpoint
 from widemargin.config import RunConfig
 from widemargin.config_files import from_dict, with_overrides
 from widemargin.evaluation.processes import Processes
-from widemargin.training import Stop, train
-from widemargin.training import run as run_module
+from widemargin.training import Stop, run_checkpoint, train
 from widemargin.training import steps as steps_module
 from widemargin.training import watch as watch_module
 from widemargin.training.distributed import check_alike
@@ -110,14 +110,14 @@ def refusals(out: str, *, rank: int = 0, processes: int = 1) -> dict[str, str]:
     (folder / "b" / "somebody.txt").write_text("here")
     mine = folder / "b" if rank == 0 else folder / "c"
     said["folder"] = refused(lambda: train(tiny(), out=mine, device="cpu"))
-    saves = run_module.save_checkpoint
+    saves = run_checkpoint.save_checkpoint
 
     def full(*_: Any) -> None:
         raise InputError("the disk is full")
 
-    run_module.save_checkpoint = full
+    run_checkpoint.save_checkpoint = full
     said["disk"] = refused(lambda: train(tiny(), out=folder / "d", device="cpu"))
-    run_module.save_checkpoint = saves
+    run_checkpoint.save_checkpoint = saves
     rate = ("optimizer.lr=1e30", "objective={kind='standard'}", "emr=none")
     said["not finite"] = refused(lambda: train(tiny(*rate), out=folder / "e", device="cpu"))
     said["weights"] = refused(lambda: _drifted(rank, processes))
@@ -129,6 +129,18 @@ def _drifted(rank: int, processes: int) -> None:
     state = make_state(config, load_splits(config.data, seed=0, data_dir=None, device="cpu").train)  # type: ignore[arg-type]
     next(state.nets.model.parameters()).data[0, 0] += rank * 1e-6
     check_alike(state, Processes(rank, processes))
+
+
+def norms(out: str, *, rank: int = 0, processes: int = 1) -> dict[str, Any]:
+    """What the checkpoints of short runs with and without synchronized batch norm say about it."""
+    del rank, processes
+    tables = {}
+    cnn = ("data.name=cifar10-embedded", "model={kind='resnet18', width=2}")
+    for name, settings, sync_bn in (("shared", cnn, None), ("own", cnn, False), ("none", (), False)):
+        config = tiny("epochs=1", "data.train_limit=40", "watch.margins=[]", *settings)
+        train(config, out=Path(out) / name, device="cpu", sync_bn=sync_bn)
+        tables[name] = load_checkpoint(Path(out) / name / "last.safetensors").description.versions
+    return {name: table.get("batch_norm") for name, table in tables.items()}
 
 
 def stops(out: str, *, rank: int = 0, processes: int = 1) -> dict[str, Any]:

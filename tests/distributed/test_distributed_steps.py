@@ -33,6 +33,7 @@ def pair(places, tmp_path_factory):
     jobs["on from one"] = ("run", (str(places / "begun-alone"),))
     jobs["begun"] = ("begun", (str(places / "begun-by-two"),))
     jobs["refusals"] = ("refusals", (str(places),))
+    jobs["norms"] = ("norms", (str(places / "norms"),))
     jobs["stops"] = ("stops", (str(places),))
     found = run_jobs(tmp_path_factory.mktemp("pair"), list(jobs.values()))
     return dict(zip(jobs, found, strict=True))
@@ -128,6 +129,10 @@ def test_what_one_process_refuses_all_refuse(about: str, pair) -> None:
     assert first == second
     for words in SAID[about]:
         assert words in first
+
+
+def test_a_checkpoint_says_where_batch_norm_was_not_synchronized(pair) -> None:
+    assert pair["norms"][0] == {"shared": None, "own": "each process its own", "none": None}
 
 
 def test_all_stop_where_one_is_asked_to(pair) -> None:

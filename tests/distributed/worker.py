@@ -17,6 +17,7 @@ JOBS = {
     "run": run_cases.whole_run,
     "begun": run_cases.begun_run,
     "refusals": run_cases.refusals,
+    "norms": run_cases.norms,
     "stops": run_cases.stops,
 }
 

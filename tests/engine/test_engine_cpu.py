@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from widemargin import ApproximateEMR, ExactEMR, InputError
 from widemargin.attacks import PGD
 from widemargin.engine import FastNetwork, Plan, Twin, forward_flops, make_plan
+from widemargin.engine.folding import FoldedBatchNorm
 from widemargin.errors import WidemarginWarning
 from widemargin.objectives import Standard
 from widemargin.regularizers import InputGradient
+from widemargin.training.sync_batch_norm import SharedBatchNorm, share_batch_norms
 from widemargin.types import Nets, Outcome
 
 FAST = Plan(engine="fast")
@@ -157,6 +159,54 @@ def test_a_reduced_twin_copies_only_heavy_weights() -> None:
     assert twin.model.norm.weight.data_ptr() == model.norm.weight.data_ptr()
     assert twin.model.norm.running_mean is model.norm.running_mean
     torch.testing.assert_close(twin(x).float(), model.eval()(x), rtol=0.1, atol=0.05)
+
+
+def synchronized(model: nn.Module) -> nn.Module:
+    """The model with torch's own synchronized batch norm."""
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+
+def shared(model: nn.Module) -> nn.Module:
+    """The model with the batch norm of several processes."""
+    share_batch_norms(model)
+    return model
+
+
+@pytest.mark.parametrize(("change", "kind"), [(synchronized, nn.SyncBatchNorm), (shared, SharedBatchNorm)])
+def test_batch_norms_of_several_processes_are_folded_too(change, kind) -> None:  # type: ignore[no-untyped-def]
+    plain, x, _ = small()
+    with torch.no_grad():
+        plain.norm.weight.uniform_(0.5, 2)
+        plain.norm.bias.normal_()
+    expected = plain.eval()(x)
+    model = change(plain)
+    assert type(model.norm) is kind
+    twin = Twin(model)
+    twin.refresh()
+    assert type(twin.model.norm) is FoldedBatchNorm
+    torch.testing.assert_close(model.eval()(x), expected)
+    torch.testing.assert_close(twin(x), expected)
+    model.train()(x + 1)  # alone, which is plain batch norm: moves the statistics
+    twin.refresh_statistics()
+    torch.testing.assert_close(twin(x), model.eval()(x))
+    network = FastNetwork(model, FAST)
+    network.refresh()
+    ours, theirs = (gradients(model, ApproximateEMR()(net, x).sum()) for net in (network, model))
+    assert difference(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.SyncBatchNorm, SharedBatchNorm])
+def test_a_batch_norm_derived_from_these_runs_as_it_is(kind: type[nn.Module]) -> None:
+    class Doubled(kind):  # type: ignore[misc, valid-type]
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    model, x, _ = small()
+    model.norm = Doubled(4)
+    twin = Twin(model)
+    twin.refresh()
+    assert type(twin.model.norm) is Doubled
+    torch.testing.assert_close(twin(x), model.eval()(x))
 
 
 def test_a_penalty_sees_the_statistics_of_the_batch_before_it() -> None:

@@ -29,8 +29,8 @@ from widemargin.evaluation.margins import measure_margins
 from widemargin.precision import full_float32
 from widemargin.recipes import find_recipe
 from widemargin.regularizers import InputGradient
+from widemargin.training import begin as begin_module
 from widemargin.training import graphed, train
-from widemargin.training import run as run_module
 from widemargin.training.step import Moment
 from widemargin.training.steps import make_steps
 
@@ -196,7 +196,7 @@ def test_a_short_run_in_bfloat16_learns_what_float32_learns(tmp_path: Path) -> N
     accuracy = {}
     for plan in (Plan(), REDUCED):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run_module, "make_plan", lambda *_, plan=plan: plan)
+            patch.setattr(begin_module, "make_plan", lambda *_, plan=plan: plan)
             result = train(config, out=tmp_path / plan.precision, device="cuda")
         accuracy[plan.precision] = result.metrics[-1]["test_clean"]
     assert min(accuracy.values()) > 90

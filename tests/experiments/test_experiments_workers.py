@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file
 
 from widemargin.cli.main import run
 from widemargin.experiments import worker as worker_module
@@ -33,16 +34,21 @@ class Crew:
         table = find_table("table1")
         self.tasks = [Task(job) for job in jobs(table, choose_rows(table, ROWS), [0], out, is_quick=True)]
 
-    def describe(self, task):
-        name = task.job.row.recipe.name.split("/")[1]
-        told = {"do": self.told.get(name, "finish"), "name": name, "folder": str(task.job.folder)}
-        return json.dumps(told | {"journal": str(self.out / "journal")})
+    def describe(self, tasks):
+        names = [task.job.row.recipe.name.split("/")[1] for task in tasks]
+        told = [
+            {"do": self.told.get(name, "finish"), "name": name, "folder": str(task.job.folder)}
+            for name, task in zip(names, tasks, strict=True)
+        ]
+        return json.dumps({"tasks": told, "journal": str(self.out / "journal")})
 
-    def work(self, workers=2, seconds=math.inf, **told):
+    def work(self, workers=2, seconds=math.inf, lanes=1, **told):
         self.told = {name.replace("_", "-"): what for name, what in told.items()}
         console = Console(file=self.said, width=200)
         deadline = time.monotonic() + seconds
-        return work_together(self.tasks, self.describe, workers=workers, deadline=deadline, console=console)
+        return work_together(
+            self.tasks, self.describe, workers=workers, lanes=lambda task: lanes, deadline=deadline, console=console
+        )
 
     @property
     def journal(self):
@@ -123,6 +129,35 @@ def test_an_interrupt_stops_all(crew):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_lanes_share_a_process_and_their_lines_are_told_apart(crew):
+    failures = crew.work(workers=4, lanes=3, at_emr="crash", st_emr="say nothing")
+    assert {failure.label: failure.why for failure in failures} == {
+        "mnist-mlp/at-emr, seed 0": "RuntimeError: the device is on fire",
+        "mnist-mlp/st-emr, seed 0": "a word from the process",
+    }
+    processes = [line.split()[2] for line in crew.journal if line.startswith("begins")]
+    assert [processes.count(process) for process in sorted(set(processes), key=processes.index)] == [3, 1]
+    (emr, at, st) = (crew.tasks[number].job.folder / "output.txt" for number in (3, 2, 0))
+    assert "on fire" in emr.read_text()
+    assert at.read_text() == "a line of progress\na word from the process\n"
+    assert st.read_text() == "a line of progress\n"
+
+
+def test_never_more_than_so_many_at_a_time_in_lanes(crew):
+    assert crew.work(workers=3, lanes=2) == []
+    assert crew.done == list(ROWS)
+    running = 0
+    for line in crew.journal:
+        running += 1 if line.startswith("begins") else -1
+        assert running <= 3
+
+
+def test_lanes_are_asked_to_stop_together(crew):
+    assert crew.work(workers=4, lanes=4, seconds=1.0, **dict.fromkeys(("at_emr", "st_emr"), "wait")) == []
+    assert crew.said.getvalue().count("stopped; it can go on") == 2
+    assert crew.done == ["st-wd0.01", "at-wd0.01"]
+
+
 COMMAND = ("reproduce", "table1", "--quick", "--device", "cpu", "--workers", "2")
 
 
@@ -143,6 +178,32 @@ def test_real_rows_one_of_which_cannot_work(tmp_path, capsys):
     rows = (tmp_path / "table1.md").read_text().splitlines()[-2:]
     assert "- / 98.41" not in rows[0]
     assert "- / 97.50" in rows[1]
+
+
+def test_real_rows_in_lanes_are_those_of_processes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    rows = ("--rows", "st-wd0.001,st-lsoftmax-wd0.001,at-wd0.001", "--workers", "3")
+    broken = tmp_path / "lanes" / "mnist-mlp-at-wd0.001" / "seed-0" / "run"
+    broken.mkdir(parents=True)
+    (broken / "something").write_text("of somebody else")
+    assert run([*COMMAND, *rows, "--lanes", "3", "--out", str(tmp_path / "lanes")]) == 1
+    said = capsys.readouterr().err
+    assert "mnist-mlp/st-wd0.001, seed 0: epoch 2/2" in said
+    assert said.count("is not empty and holds no config.toml") == 3
+    (broken / "something").unlink()
+    assert run([*COMMAND, *rows, "--lanes", "3", "--out", str(tmp_path / "lanes")]) == 0
+    assert run([*COMMAND, *rows, "--lanes", "1", "--out", str(tmp_path / "processes")]) == 0
+    for row in ("st-wd0.001", "st-lsoftmax-wd0.001", "at-wd0.001"):
+        inside = Path(f"mnist-mlp-{row}") / "seed-0"
+        one, other = (tmp_path / kind / inside for kind in ("lanes", "processes"))
+        results = [json.loads((folder / "result.json").read_text()) for folder in (one, other)]
+        for name in ("accuracy", "margin_train", "margin_test", "histograms"):
+            assert results[0][name] == results[1][name]
+        assert load_weights_of(one) == load_weights_of(other)
+
+
+def load_weights_of(folder: Path) -> dict[str, list[float]]:
+    return {name: tensor.tolist() for name, tensor in load_file(folder / "run" / "last.safetensors").items()}
 
 
 def test_ctrl_c_ends_the_children_too(tmp_path):
@@ -175,7 +236,7 @@ def test_a_child_whose_parent_is_gone_stops(tmp_path):
     table = find_table("table1")
     (job,) = jobs(table, choose_rows(table, ["at-emr"]), [0], tmp_path, is_quick=True)
     means = Means(data_dir=None, device="cpu", workers=2)
-    told = describe(Task(job), means, "table1", tmp_path)
+    told = describe([Task(job)], means, "table1", tmp_path)
     child = subprocess.Popen(
         [sys.executable, "-m", "widemargin.experiments.task_process", told],
         stdin=subprocess.PIPE,
@@ -205,6 +266,7 @@ def children_in(folder: Path) -> list[str]:
     ("arguments", "message"),
     [
         (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--workers", "2", "--lanes", "3"], "--lanes must be from 1 to --workers, which is 2; got 3"),
         (["--judge-with", "guessing"], "--judge-with: 'guessing' is unknown; known are autoattack, distance"),
         (["--judge-rows", "best"], "--judge-rows has no effect without --judge-with"),
         (["--judge-with", "autoattack", "--judge-rows", "nope"], "--judge-rows: 'nope' is not in this table"),

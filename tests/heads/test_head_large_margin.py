@@ -1,6 +1,7 @@
 """The large-margin head: plain logits for everybody, the label's angle multiplied in training, annealed by steps."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -149,3 +150,38 @@ def test_one_optimizer_step_counts_once_whatever_the_number_of_forwards() -> Non
 def test_bad_margins(margin: float) -> None:
     with pytest.raises(InputError, match=rf"LargeMargin.margin must be one of 1, 2, 3, 4, got {margin}"):
         LargeMargin(margin=margin)  # type: ignore[arg-type]
+
+
+NAN, INF = float("nan"), float("inf")
+BAD_POWER = [
+    *((name, value) for name in ("base", "gamma", "power", "minimum") for value in (-1.0, NAN, INF, "1", True)),
+    ("minimum", 1000.5),
+]
+BAD_GEOMETRIC = [
+    *((name, value) for name in ("start", "factor", "minimum") for value in (-1.0, NAN, INF, "1", True)),
+    ("factor", 0.0),
+    ("factor", 1.01),
+    ("minimum", 100.5),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "value"),
+    [(PowerAnnealing, *case) for case in BAD_POWER] + [(GeometricAnnealing, *case) for case in BAD_GEOMETRIC],
+)
+def test_bad_annealings(make: type, field: str, value: object) -> None:
+    with pytest.raises(InputError, match=rf"^{make.__name__}\.{field} must be .*, got {re.escape(repr(value))}; \w+"):
+        make(**{field: value})
+
+
+def test_a_minimum_above_the_beginning_says_what_to_change() -> None:
+    with pytest.raises(InputError, match=r"minimum must be at most start = 0.5, got 1.0; .* lower minimum or raise st"):
+        GeometricAnnealing(start=0.5, minimum=1.0)
+
+
+@pytest.mark.parametrize(
+    "annealing", [PowerAnnealing(base=0.0), PowerAnnealing(base=2, minimum=2), GeometricAnnealing(start=0.0, factor=1)]
+)
+def test_annealings_at_the_edge_of_what_is_allowed(annealing: PowerAnnealing | GeometricAnnealing) -> None:
+    first = annealing(torch.tensor(0.0, dtype=torch.float64))
+    assert torch.equal(annealing(torch.tensor(9.0, dtype=torch.float64)), first)

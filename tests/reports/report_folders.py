@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,21 @@ PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 CLASSES = 10
 
 
-def write_run(folder: Path, recipe: str = "cifar-resnet18/at", *, epochs: int = 100, gain: float = 0.0) -> Path:
-    """A run of so many epochs; gain moves its curves."""
+def write_run(
+    folder: Path,
+    recipe: str = "cifar-resnet18/at",
+    *,
+    epochs: int = 100,
+    gain: float = 0.0,
+    alarms: Mapping[int, list[str]] | None = None,
+) -> Path:
+    """A run of so many epochs; gain moves its curves, alarms are raised at epochs."""
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(to_toml(find_recipe(recipe).config))
-    lines = [json.dumps(_epoch(number, gain, penalty="emr" in recipe)) for number in range(1, epochs + 1)]
-    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    lines = [_epoch(number, gain, penalty="emr" in recipe) for number in range(1, epochs + 1)]
+    for number, names in (alarms or {}).items():
+        lines[number - 1]["alarms"] = names
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
@@ -218,8 +228,9 @@ ALARM = {
 
 def write_everything(folder: Path) -> Path:
     """Two runs, one unfinished; an evaluation of each; a sweep; a row reproduced twice."""
-    write_run(folder / "runs" / "at")
-    write_run(folder / "runs" / "at-emr", "cifar-resnet18/at-emr", epochs=72, gain=1.0)
+    write_run(folder / "runs" / "at", alarms={93: ["robust-overfitting"]})
+    emr = {31: ["emr-still"], 70: ["robust-overfitting"]}
+    write_run(folder / "runs" / "at-emr", "cifar-resnet18/at-emr", epochs=72, gain=1.0, alarms=emr)
     with (folder / "runs" / "at-emr" / "metrics.jsonl").open("a") as stream:
         stream.write('{"epoch": 73, "loss": 0.8')
     write_evaluation(folder / "evaluations" / "at", alarms=(ALARM,))

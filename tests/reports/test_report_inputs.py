@@ -76,6 +76,16 @@ def test_bad_metrics(tmp_path):
     assert "line 1 must be a table" in refused(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("alarms", "says"),
+    [("loud", "line 2: alarms must be a list, got 'loud'"), (["a", {}], "line 2: alarms[1] must be words, got {}")],
+)
+def test_bad_alarms_of_training(tmp_path, alarms, says):
+    path = write_run(tmp_path / "run", epochs=1) / "metrics.jsonl"
+    path.write_text(path.read_text() + json.dumps({"epoch": 2, "alarms": alarms}) + "\n")
+    assert f"metrics.jsonl: {says}" in refused(tmp_path)
+
+
 def test_bad_configuration(tmp_path):
     write_run(tmp_path / "run", epochs=1)
     (tmp_path / "run" / "config.toml").write_text("name = ")

@@ -208,6 +208,47 @@ def test_no_alarms_is_said(tmp_path):
     assert "No alarms in 1 evaluation." in page_of(tmp_path)
 
 
+def boxes_of(text):
+    """The alarms as a reader sees them, each in words."""
+    (shown,) = re.findall(r'<ul class="alarms">(.*?)</ul>', text, flags=re.DOTALL)
+    boxes = re.findall(r"<li>(.*?)</li>", shown, flags=re.DOTALL)
+    return [html.unescape(" ".join(re.sub("<[^>]+>", "", box).split())) for box in boxes]
+
+
+def test_alarms_of_training_say_where_when_and_what_to_do(everything):
+    evaluation, still, robust = sorted(boxes_of(everything["html"]), key=lambda box: box.split()[0])
+    assert evaluation.startswith(ALARM["name"])
+    assert still.startswith("emr-still training of cifar-resnet18/at-emr (epoch 31) the emr penalty was zero")
+    assert "change emr.weight" in still
+    assert robust.startswith(
+        "robust-overfitting training of cifar-resnet18/at (epoch 93) and cifar-resnet18/at-emr (epoch 70) accuracy"
+    )
+    assert "set stopping.patience" in robust
+    rows = [line.split(" | ") for line in everything["md"].splitlines() if re.search(r"-(still|overfitting) \|", line)]
+    assert [row[:3] for row in rows] == [
+        ["| cifar-resnet18/at", "93", "robust-overfitting"],
+        ["| cifar-resnet18/at-emr", "31", "emr-still"],
+        ["| cifar-resnet18/at-emr", "70", "robust-overfitting"],
+    ]
+    assert all("set stopping.patience" in row[4] for row in (rows[0], rows[2]))
+
+
+def test_alarms_of_a_run_that_nobody_evaluated(tmp_path):
+    write_run(tmp_path / "calm", epochs=2)
+    assert 'id="alarms-title"' not in page_of(tmp_path)
+    write_run(tmp_path / "run", epochs=2, alarms={2: ["from-a-later-version"]})
+    (box,) = boxes_of(page_of(tmp_path))
+    assert box == "from-a-later-version training of cifar-resnet18/at · run (epoch 2)"
+
+
+def test_a_calm_evaluation_of_a_run_with_alarms(tmp_path):
+    write_run(tmp_path / "run", epochs=2, alarms={2: ["robust-overfitting"]})
+    write_evaluation(tmp_path / "e", count=20)
+    text = page_of(tmp_path)
+    assert len(boxes_of(text)) == 1
+    assert "No alarms in 1 evaluation." in text
+
+
 NOTE = "AutoAttack ran without its part apgd-t, whose loss needs 4 classes; this model has 3."
 
 
@@ -345,7 +386,7 @@ EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"
 
 
 def test_nothing_from_a_file_becomes_markup(tmp_path):
-    write_run(tmp_path / "run", epochs=3)
+    write_run(tmp_path / "run", epochs=3, alarms={2: [EVIL, f"{EVIL}-still"]})
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace('"cifar-resnet18/at"', json.dumps(EVIL)))
     report = write_evaluation(tmp_path / "e", count=20, name=EVIL, target=EVIL, alarms=({"name": EVIL},))

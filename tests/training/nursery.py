@@ -96,18 +96,18 @@ def place_points(points: Points, folder: Path) -> None:
     from widemargin.checkpoints import file as checkpoint_file
     from widemargin.evaluation import accuracy
     from widemargin.evaluation import margins as evaluation_margins
-    from widemargin.training import run, steps
+    from widemargin.training import epoch, epoch_end, run_checkpoint, steps
 
     for kind, owner, name in (
         ("step", steps, "train_step"),
         ("step", torch.optim.SGD, "step"),
         ("step", torch.Tensor, "backward"),
-        ("step", run, "update_average"),
+        ("step", epoch, "update_average"),
         ("watch", accuracy, "classified"),
         ("watch", evaluation_margins, "classified"),
-        ("between", run, "append_line"),
-        ("between", run, "save_checkpoint"),
-        ("between", run, "keep_until"),
+        ("between", epoch_end, "append_line"),
+        ("between", run_checkpoint, "save_checkpoint"),
+        ("between", run_checkpoint, "keep_until"),
         ("file", os, "fsync"),
         ("file", files, "drop_cached"),
     ):
@@ -147,11 +147,11 @@ def child(request: dict) -> int:
 def serve() -> None:
     import torch
 
-    from widemargin.cli.main import run
+    from widemargin.cli.train import train as command
     from widemargin.config_files import from_dict
     from widemargin.training import train
 
-    assert callable(run)  # the command line is warm, too
+    assert callable(command)  # the command line is warm, too
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:  # nor does a child have to import what runs import late
         train(from_dict(tomllib.loads(WARM_UP)), out=Path(folder) / "run")

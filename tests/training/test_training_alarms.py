@@ -5,9 +5,10 @@ import warnings
 
 import pytest
 
+from widemargin.alarm_meanings import meaning_of
 from widemargin.errors import WidemarginWarning
+from widemargin.training import epoch_end, train
 from widemargin.training import run as run_module
-from widemargin.training import train
 from widemargin.training.alarms import new_alarms
 from widemargin.training.log import read_metrics
 
@@ -106,7 +107,7 @@ def collapsing(tiny, monkeypatch):
     def watched(nets, config, splits, *, epoch, **options):
         return {"test_clean": 50.0, "test_robust": SCORES[epoch - 1]}
 
-    monkeypatch.setattr(run_module, "watch", watched)
+    monkeypatch.setattr(epoch_end, "watch", watched)
     return tiny("epochs=4", AT, PGD)
 
 
@@ -143,24 +144,38 @@ def test_a_resumed_run_does_not_tell_it_again(collapsing, tmp_path, monkeypatch,
 
 def test_a_crash_between_line_and_checkpoint_loses_no_alarm(collapsing, tmp_path, monkeypatch, left_in):
     warned(lambda: train(collapsing, out=tmp_path / "whole"))
-    real = run_module.append_line
+    real = epoch_end.append_line
 
     def crashing(folder, line):
         real(folder, line)
         if line["epoch"] == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module, "append_line", crashing)
+    monkeypatch.setattr(epoch_end, "append_line", crashing)
     with pytest.raises(KeyboardInterrupt):
         train(collapsing, out=tmp_path / "parts")
-    monkeypatch.setattr(run_module, "append_line", real)
+    monkeypatch.setattr(epoch_end, "append_line", real)
     assert len(warned(lambda: train(collapsing, out=tmp_path / "parts"))[0]) == 1
     left_in(tmp_path / "parts").assert_same(left_in(tmp_path / "whole"))
 
 
 def test_a_report_reads_lines_with_alarms(collapsing, tmp_path):
-    from widemargin.reports.inputs.run_folder import read_run
+    from widemargin.reports.inputs.run_folder import RunAlarm, read_run
 
     warned(lambda: train(collapsing, out=tmp_path))
     assert read_run(tmp_path).finished
+    assert read_run(tmp_path).alarms == [RunAlarm(3, CO)]
     assert len(read_metrics(tmp_path)) == 4
+
+
+def test_every_alarm_has_a_meaning(tiny):
+    """A report has the names alone: their meaning must be known, and what it suggests what the run suggested."""
+    config = tiny(AT, PGD, HELD, EMR, "igr={weight=0.1}")
+    robust = [38.0, 5.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    lines = lines_of(train_accuracy=RISING, validation_robust=robust, emr=[3.0] * 8, igr=[0.0] * 8)
+    alarms = new_alarms(lines, config)
+    assert {alarm.name for alarm in alarms} == {CO, RO, "emr-still", "igr-still"}
+    for alarm in alarms:
+        meaning = meaning_of(alarm.name)
+        assert meaning.message
+        assert meaning.suggestion == alarm.suggestion != ""

@@ -139,6 +139,14 @@ def test_skipping_leaves_everything_as_it_was_and_counts(tiny, tmp_path, model, 
     assert result.metrics[1]["samples"] < result.metrics[0]["samples"]
 
 
+@pytest.mark.parametrize(("choice", "said"), [("stop", {}), ("skip", {"on_nonfinite": "skip"})])
+def test_a_checkpoint_says_that_steps_may_have_been_skipped(tiny, tmp_path, choice, said):
+    train(tiny("epochs=1", *BN), out=tmp_path, on_nonfinite=choice)
+    versions = load_checkpoint(tmp_path / "last.safetensors").description.versions
+    software = dict.fromkeys(("widemargin", "torch", "python", "engine"))
+    assert {key: value for key, value in versions.items() if key not in software} == said
+
+
 def test_an_epoch_without_a_finite_step_ends_the_run(tiny, tmp_path):
     with pytest.raises(InputError, match=r"every step of epoch 2 was skipped, since none was finite; train with"):
         train(tiny(breaking()), out=tmp_path, on_nonfinite="skip")

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from safetensors import safe_open
@@ -11,9 +10,8 @@ from safetensors.torch import load_file, save_file
 from widemargin import InputError
 from widemargin.checkpoints import load_checkpoint
 from widemargin.errors import WidemarginWarning
-from widemargin.training import run as run_module
+from widemargin.training import epoch_end, run_checkpoint, train
 from widemargin.training import steps as steps_module
-from widemargin.training import train
 from widemargin.training.step import train_step
 
 VALIDATED = ("data.held_out=40", 'watch.attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}', "watch.margins=[]")
@@ -65,7 +63,7 @@ def clock_of_steps(monkeypatch):
         return train_step(*args, **options)
 
     monkeypatch.setattr(steps_module, "train_step", counted)
-    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -113,13 +111,16 @@ def test_no_time_at_all_leaves_a_run_that_can_go_on(uninterrupted, tmp_path, lef
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize(("function", "call"), [("save_checkpoint", 1), ("save_checkpoint", 2), ("append_line", 1)])
+@pytest.mark.parametrize(
+    ("module", "function", "call"),
+    [(run_checkpoint, "save_checkpoint", 1), (run_checkpoint, "save_checkpoint", 2), (epoch_end, "append_line", 1)],
+)
 def test_after_a_crash_between_the_files_of_an_epoch(
-    function, call, moment, uninterrupted, tmp_path, monkeypatch, left_in
+    module, function, call, moment, uninterrupted, tmp_path, monkeypatch, left_in
 ):
     """Best checkpoint, metrics line and last checkpoint are written one after the other: cut between any two."""
     config, expected = uninterrupted("st-exact")
-    real, calls = getattr(run_module, function), iter(range(1, 100))
+    real, calls = getattr(module, function), iter(range(1, 100))
 
     def crashing(*args):
         stop = next(calls) == call
@@ -128,7 +129,7 @@ def test_after_a_crash_between_the_files_of_an_epoch(
         if stop:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module, function, crashing)
+    monkeypatch.setattr(module, function, crashing)
     with pytest.raises(KeyboardInterrupt):
         train(config, out=tmp_path)
     monkeypatch.undo()

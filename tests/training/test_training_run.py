@@ -11,8 +11,8 @@ from widemargin import InputError
 from widemargin.checkpoints import load_checkpoint
 from widemargin.config_files import read_toml
 from widemargin.files import write_text_whole
+from widemargin.training import epoch, epoch_end, train
 from widemargin.training import run as run_module
-from widemargin.training import train
 from widemargin.training.setup import load_splits
 
 VALIDATED = ("data.held_out=40", 'watch.attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}')
@@ -122,7 +122,7 @@ def test_the_best_checkpoint_is_that_of_the_highest_robust_validation_accuracy(t
         clean, robust, test = next(scores)
         return {"validation_clean": clean, "validation_robust": robust, "test_clean": test, "test_robust": test}
 
-    monkeypatch.setattr(run_module, "watch", watched)
+    monkeypatch.setattr(epoch_end, "watch", watched)
     train(tiny("epochs=4", *VALIDATED), out=tmp_path)
     best = load_checkpoint(tmp_path / "best.safetensors")
     assert best.description.epoch == 2  # the highest; of equals the first; whatever clean and test accuracies say
@@ -174,7 +174,7 @@ def test_a_diverging_run_says_so_and_keeps_the_last_good_checkpoint(tiny, tmp_pa
     def exploding(optimizer, lr):
         optimizer.param_groups[0]["lr"] = 1e6 if (tmp_path / "last.safetensors").exists() else lr
 
-    monkeypatch.setattr(run_module, "set_learning_rate", exploding)
+    monkeypatch.setattr(epoch, "set_learning_rate", exploding)
     with pytest.raises(
         InputError, match=r"tiny: the loss became (nan|inf) .*in epoch 2, .*; lower optimizer.lr .0.1. or emr"
     ):

@@ -14,6 +14,7 @@ from widemargin.bench.timing import WARM_UP, Step
 from widemargin.data import Batch
 from widemargin.engine import Plan, make_plan
 from widemargin.errors import InputError
+from widemargin.training.nonfinite import make_guard
 from widemargin.training.setup import make_state
 from widemargin.training.step import Moment, set_learning_rate
 from widemargin.training.steps import make_steps
@@ -38,17 +39,20 @@ def plan_of(case: Case, engine: str, device: torch.device) -> Plan:
 
 
 def engine_variant(case: Case, plan: Plan, device: torch.device) -> Variant:
-    """The package's own step under a plan."""
+    """The package's own step under a plan, as training takes it: with the guard against values that are not finite."""
 
     def make() -> Step:
         config, data = case.config(), case.data(device)
         state = make_state(config, data)
         steps = make_steps(plan, state, config)
+        fuse = plan.engine == "fast" and device.type == "cuda"
+        state.guard = guard = make_guard(state.nets, state.optimizer, "stop", fuse=fuse)
         images, labels, numbers = data.floats(), data.labels, itertools.count()
         indices = torch.arange(len(labels), device=device)
 
         def step() -> None:
             moment = Moment(seed=0, epoch=0, step=next(numbers), steps_per_epoch=1_000_000)
+            guard.begin(moment.total_steps)
             set_learning_rate(state.optimizer, config.optimizer.lr)
             steps(Batch(moment.step, indices, images, labels), moment)
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from widemargin.attacks import PGD
+from widemargin.cli.alone import check_alone
 from widemargin.data import ImageSet, in_order, load
 from widemargin.evaluation import load_target, measure_margins, percent, verdicts
 from widemargin.evaluation.margins import MeasuredMargins
@@ -28,6 +29,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of initialization and order.")] = 0,
 ) -> None:
     """Train the paper's MLP twice on embedded MNIST digits, plain and with EMR, attack both, and draw the margins."""
+    check_alone("demo", "it takes about two minutes")
     began = time.monotonic()
     console = Console()
     test = load("mnist-embedded", "test")

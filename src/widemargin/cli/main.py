@@ -8,17 +8,8 @@ from typing import Annotated
 import typer
 
 from widemargin.cli.arguments import import_own
-from widemargin.cli.bench import bench
-from widemargin.cli.demo import demo
-from widemargin.cli.evaluate import evaluate
 from widemargin.cli.interrupted import InterruptionError
-from widemargin.cli.margins import margins
-from widemargin.cli.recipes import recipes_app
-from widemargin.cli.report import report
-from widemargin.cli.reproduce import reproduce
-from widemargin.cli.results import results
-from widemargin.cli.sweep import sweep
-from widemargin.cli.train import train
+from widemargin.cli.verbs import add_verbs
 from widemargin.errors import InputError, WidemarginWarning
 
 INTERRUPTED = 130
@@ -44,16 +35,7 @@ def common(
         import_own(name)
 
 
-app.command("demo")(demo)
-app.command("train")(train)
-app.command("evaluate")(evaluate)
-app.command("margins")(margins)
-app.command("reproduce")(reproduce)
-app.command("report")(report)
-app.command("results")(results)
-app.command("sweep")(sweep)
-app.command("bench")(bench)
-app.add_typer(recipes_app, name="recipes")
+add_verbs(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

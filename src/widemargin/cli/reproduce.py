@@ -11,11 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from widemargin.cli.alone import check_alone
 from widemargin.cli.arguments import DataDir, Device, seconds
 from widemargin.errors import InputError
 from widemargin.experiments.best import best_rows
 from widemargin.experiments.job import Job, choose_rows, jobs
 from widemargin.experiments.judging import JUDGMENTS
+from widemargin.experiments.lanes import lanes_for
 from widemargin.experiments.quick import SUMMARY
 from widemargin.experiments.reproduce import reproduce as run_tasks
 from widemargin.experiments.task import Means, Task
@@ -25,6 +27,7 @@ from widemargin.experiments.workers import work_together
 from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes.tables import Row, Table, all_tables, find_table
 from widemargin.reports.comparison import Cell, compare, markdown
+from widemargin.training.setup import choose_device
 
 BEST = "best"
 FAILED = 1
@@ -44,8 +47,15 @@ def reproduce(
         str | None, typer.Option(help="Stop with a checkpoint after 25m, 1h30m, ...", show_default=False)
     ] = None,
     workers: Annotated[
-        int, typer.Option(help="So many jobs (a row with a seed) at a time, each in a process of its own.")
+        int, typer.Option(help="So many jobs (a row with a seed) at a time, in processes of one or more.")
     ] = 1,
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            help="So many jobs share a process, a thread and a CUDA stream each.",
+            show_default="1; several of small networks on a GPU",
+        ),
+    ] = None,
     judge_with: Annotated[
         str | None,
         typer.Option(help=f"When the table is done: {', '.join(JUDGMENTS)}, or both.", show_default=False),
@@ -64,16 +74,17 @@ def reproduce(
 
     With several workers the longest jobs begin first; one that crashes does not stop the others.
     """
+    check_alone("reproduce", "--workers does several jobs at a time")
     chosen = find_table(table)
     wanted = choose_rows(chosen, None if rows is None else _names(rows))
     later = Later(_judgments(chosen, judge_with, judge_rows), _judged_rows(chosen, judge_rows))
     deadline = time.monotonic() + seconds("--max-time", max_time)
-    _check_workers(workers)
+    _check_workers(workers, lanes)
     work = jobs(chosen, wanted, _seeds(seeds), make_folder(out), is_quick=quick)
     console = Console(stderr=True)
     if quick:
         console.print(f"quick: {SUMMARY}; the numbers mean nothing", highlight=False)
-    crew = Crew(table, out, Means(data_dir=data_dir, device=device, workers=workers), deadline, console)
+    crew = Crew(table, out, Means(data_dir=data_dir, device=device, workers=workers), lanes, deadline, console)
     tasks = [Task(job) for job in work]
     failures = crew.do(tasks)
     if all(task.done for task in tasks):
@@ -91,6 +102,7 @@ class Crew:
     table: str
     out: Path
     means: Means
+    lanes: int | None
     deadline: float
     console: Console
 
@@ -99,8 +111,15 @@ class Crew:
         if self.means.workers == 1:
             run_tasks(tasks, self.means, deadline=self.deadline, console=self.console)
             return []
-        tell = partial(describe, means=self.means, table=self.table, out=self.out)
-        return work_together(tasks, tell, workers=self.means.workers, deadline=self.deadline, console=self.console)
+        gpu = choose_device(self.means.device).type == "cuda"
+        return work_together(
+            tasks,
+            partial(describe, means=self.means, table=self.table, out=self.out),
+            workers=self.means.workers,
+            lanes=partial(lanes_for, asked=self.lanes, gpu=gpu),
+            deadline=self.deadline,
+            console=self.console,
+        )
 
 
 @dataclass(frozen=True)
@@ -128,9 +147,11 @@ def _seeds(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _check_workers(workers: int) -> None:
+def _check_workers(workers: int, lanes: int | None) -> None:
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
+    if lanes is not None and not 1 <= lanes <= workers:
+        raise InputError(f"--lanes must be from 1 to --workers, which is {workers}; got {lanes}")
 
 
 def _judgments(table: Table, text: str | None, rows: str | None) -> list[str]:

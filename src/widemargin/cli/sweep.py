@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from widemargin.cli.alone import check_alone
 from widemargin.cli.arguments import DataDir, Device
 from widemargin.config import RunConfig
 from widemargin.config_files import with_overrides
@@ -49,6 +50,7 @@ def sweep(
     """Run every point of a grid once; start the same command on more machines and they share the work."""
     from widemargin.experiments.sweep import Sweep, parse_grid, results, work  # Optuna takes a second to import
 
+    check_alone("sweep", "to share it, start the same command several times, on as many machines as you like")
     if heartbeat < 1:
         raise InputError(f"--heartbeat must be at least 1 second, got {heartbeat}")
     config = with_overrides(find_recipe(recipe).config, settings or [])

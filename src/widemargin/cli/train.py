@@ -38,6 +38,10 @@ def train(
         int | None,
         typer.Option(metavar="STEPS", help="Save a checkpoint in mid-epoch too, so often.", show_default=False),
     ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="On a GPU: the same bits every time, and after a resume; slower."),
+    ] = False,
     sync_bn: Annotated[
         bool | None,
         typer.Option(
@@ -67,6 +71,7 @@ def train(
         stop=stop,
         sync_bn=sync_bn,
         checkpoint_every=checkpoint_every,
+        deterministic=deterministic,
     )
     console.print(_closing(result, config.epochs, stop), highlight=False, soft_wrap=True)
 

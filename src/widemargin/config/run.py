@@ -21,7 +21,7 @@ from widemargin.config.penalties import EMRConfig, IGRConfig
 from widemargin.errors import InputError
 from widemargin.heads import HEADS, GeometricAnnealing, Hypersphere, LargeMargin, Linear, MakeHead, PowerAnnealing
 from widemargin.models import MODELS, ModelFactory
-from widemargin.objectives import OBJECTIVES, Lbgat, Standard
+from widemargin.objectives import OBJECTIVES, Lbgat, Mail, Standard
 from widemargin.plain import one_of
 from widemargin.regularizers import Penalty
 from widemargin.schedules import SCHEDULES
@@ -64,6 +64,7 @@ class RunConfig:
         self._check_points()
         self._check_teacher()
         self._check_head()
+        self._check_burn_in()
         if self.stopping is not None and not self.data.held_out:
             raise InputError("stopping has no effect without a validation split; set data.held_out, or remove it")
 
@@ -89,6 +90,13 @@ class RunConfig:
             raise InputError(
                 "head.margin has no effect with LBGAT, whose student has no label loss; "
                 "use a linear head, or a hypersphere head with margin = 0"
+            )
+
+    def _check_burn_in(self) -> None:
+        if isinstance(self.objective, Mail) and self.objective.burn_in >= self.epochs:
+            raise InputError(
+                f"objective.burn_in must be less than epochs = {self.epochs}, got {self.objective.burn_in}: MAIL's "
+                "weights would have no effect; lower objective.burn_in, or raise epochs"
             )
 
     def penalties(self) -> tuple[Penalty, ...]:

@@ -8,6 +8,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from widemargin.linearize.folded import folded_batch_norm
 
+_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 
 class FoldedBatchNorm(nn.Module):
     """Stands where a batch norm with running statistics stood, under its parameters' names."""
@@ -34,15 +36,19 @@ class FoldedBatchNorm(nn.Module):
 
 
 def fold_batch_norms(model: nn.Module) -> list[FoldedBatchNorm]:
-    """Replace every plain batch norm of a twin that has running statistics; the new ones."""
+    """Replace every batch norm of a twin that is plain in evaluation mode and has running statistics; the new ones."""
     found: list[FoldedBatchNorm] = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            plain = type(child) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-            if plain and cast(Any, child).running_var is not None:
+            if _is_plain(type(child)) and cast(Any, child).running_var is not None:
                 found.append(FoldedBatchNorm(cast(_BatchNorm, child)))
                 setattr(parent, name, found[-1])
     return found
+
+
+def _is_plain(kind: type[nn.Module]) -> bool:
+    """Torch's own, or a class that says so of itself: what is derived from it may do something else."""
+    return kind in _PLAIN or vars(kind).get("plain_in_evaluation") is True
 
 
 @torch.no_grad()

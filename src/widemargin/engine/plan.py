@@ -21,7 +21,7 @@ class Plan:
     """What a run computes with. The default is the reference: eager float32."""
 
     engine: Literal["eager", "fast"] = "eager"
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     channels_last: bool = False
     compiler: str | None = None
     """A backend of torch.compile, or None."""
@@ -32,6 +32,11 @@ class Plan:
     def tuned(self) -> bool:
         """Whether cuDNN may try its kernels and take the fastest: where arithmetic takes the time."""
         return self.graphs and self.compiler is not None
+
+    @property
+    def tf32(self) -> bool:
+        """Whether convolutions and matrix products are float32 with TF32's shorter fractions."""
+        return self.precision == "tf32"
 
     @property
     def reduced(self) -> torch.dtype | None:
@@ -54,9 +59,10 @@ def make_plan(engine: str, model: nn.Module, image_shape: tuple[int, ...], devic
         return Plan(engine="fast")
     heavy = forward_flops(model, image_shape, device) >= HEAVY
     modern = torch.cuda.get_device_capability(device)[0] >= 8
+    quicker: Literal["tf32", "bfloat16"] = "bfloat16" if heavy else "tf32"
     return Plan(
         engine="fast",
-        precision="bfloat16" if heavy and modern else "float32",
+        precision=quicker if modern else "float32",
         channels_last=heavy and has_convolutions(model),
         compiler="inductor" if heavy else None,
         graphs=True,

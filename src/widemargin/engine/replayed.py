@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from widemargin.engine.capturing import capturing
+
 Function = Callable[..., Tensor]
 
 
@@ -44,7 +46,7 @@ class Replayed:
         places = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with capturing(graph):
                 result = self._function(*places)
         except RuntimeError:
             self._captures = False

@@ -12,6 +12,7 @@ from widemargin.evaluation.accuracy import Advance, classified
 from widemargin.margins import MarginSummary, effective_margin, summarize
 from widemargin.models import Classifier
 from widemargin.modes import frozen
+from widemargin.precision import full_float32
 from widemargin.types import Norm
 
 
@@ -44,7 +45,7 @@ def measure_margins(
     measure: Callable[[Tensor, Tensor], Tensor] = partial(_measure, model, norm)
     if isinstance(model, Classifier):
         measure = Replayed(measure)
-    with frozen(model):
+    with full_float32(), frozen(model):
         for x, y in batches:
             margins.append(measure(x, y))
             correct.append(classified(model, x, y))

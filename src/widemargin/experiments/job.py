@@ -12,8 +12,10 @@ from typing import Any
 from widemargin.config import RunConfig
 from widemargin.errors import InputError
 from widemargin.experiments.quick import quick
+from widemargin.models import CNNConfig, MLPConfig
 from widemargin.recipes.tables import Row, Table
 
+SMALL = (MLPConfig, CNNConfig)
 RESULT, REPORT = "result.json", "report.json"
 
 
@@ -38,6 +40,11 @@ class Job:
         """What is trained."""
         config = replace(self.row.recipe.config, seed=self.seed)
         return quick(config) if self.quick else config
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its network alone leaves most of a GPU idle."""
+        return isinstance(self.row.recipe.config.model, SMALL)
 
     def result(self) -> dict[str, Any] | None:
         """What was found, if it is done; what it was judged with afterwards is among the accuracies."""

@@ -31,6 +31,8 @@ from widemargin.types import Nets
 
 JUDGMENTS = ("autoattack", "distance")
 """What a finished job may be judged with later."""
+LARGE_PIECE = 2500
+"""Images that a GPU takes at once where the network is small: fewer launches. The evaluation records it."""
 DISTANCES = 1000
 """So many test images have their distance found."""
 
@@ -68,8 +70,9 @@ def judge(job: Job, run: RunResult, *, data_dir: str | None, device: torch.devic
 def _margins(job: Job, model: nn.Module, splits: Splits) -> dict[str, MeasuredMargins]:
     config = job.config
     points = training_points(Nets(model=model), splits.train, config, config.epochs)
+    samples = config.watch.margin_samples if job.quick else None  # the curves may be of fewer images, the table is not
     return {
-        "margin_train": measure_margins(model, first_samples(points, config.watch.margin_samples)),
+        "margin_train": measure_margins(model, first_samples(points, samples)),
         "margin_test": measure_margins(model, in_order(splits.test, 500)),
     }
 
@@ -116,6 +119,7 @@ def judge_with(job: Job, judgment: str, *, data_dir: str | None, device: torch.d
     target = load_target(job.folder / "run")
     test = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=device).test
     plan = later_plan(job, judgment)
+    large = job.is_small and device.type == "cuda"
     evaluate(
         target.model.to(device),
         test,
@@ -130,6 +134,8 @@ def judge_with(job: Job, judgment: str, *, data_dir: str | None, device: torch.d
         max_steps=ATTACK_STEPS if job.quick else None,
         sanity=not job.quick,
         subject=_subject(job, test, target),
+        shard_size=LARGE_PIECE if large else 500,
+        batch_size=LARGE_PIECE if large else 250,
     )
 
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from widemargin.experiments.job import Job
 from widemargin.experiments.judging import judge, judge_with
-from widemargin.training import train
+from widemargin.training import Stop, train
 from widemargin.training.setup import choose_device
 
 
@@ -39,8 +39,8 @@ class Means:
     workers: int = 1
 
 
-def perform(task: Task, means: Means, *, max_seconds: float, console: Console) -> None:
-    """Do it, or as much of it as the time allows."""
+def perform(task: Task, means: Means, *, max_seconds: float, console: Console, stop: Stop | None = None) -> None:
+    """Do it, or as much of it as the time, or whoever asks through ``stop``, allows."""
     job = task.job
     if task.judgment is not None:
         judge_with(job, task.judgment, data_dir=means.data_dir, device=choose_device(means.device))
@@ -52,7 +52,8 @@ def perform(task: Task, means: Means, *, max_seconds: float, console: Console) -
         device=means.device,
         max_seconds=max_seconds,
         console=console,
+        stop=stop,
     )
-    if run.finished:
+    if run.finished and (stop is None or stop.asked is None):
         device = choose_device(means.device)
         judge(job, run, data_dir=means.data_dir, device=device, workers=means.workers)

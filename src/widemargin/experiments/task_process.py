@@ -1,4 +1,4 @@
-"""One task in a process of its own: ``python -m widemargin.experiments.task_process JSON``.
+"""A process that does one task, or several in lanes: ``python -m widemargin.experiments.task_process JSON``.
 
 It ends as a run ends: SIGTERM stops training at a step boundary with a checkpoint, an evaluation between two pieces.
 Its standard input is a line to the parent; when the parent is gone, killed even, the process stops as at SIGTERM.
@@ -11,6 +11,9 @@ import signal
 import sys
 import threading
 import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +21,26 @@ from rich.console import Console
 
 from widemargin.errors import InputError
 from widemargin.experiments.job import choose_rows, jobs
+from widemargin.experiments.lanes import REFUSED, side_by_side
 from widemargin.experiments.task import Means, Task, perform
-from widemargin.recipes.tables import find_table
+from widemargin.recipes.tables import Table, find_table
+from widemargin.training import Stop
+from widemargin.training.setup import choose_device
 
-REFUSED = 2
 
-
-def describe(task: Task, means: Means, table: str, out: Path) -> str:
+def describe(tasks: Sequence[Task], means: Means, table: str, out: Path) -> str:
     """What the process is told."""
-    told = {"table": table, "row": task.job.row.recipe.name, "seed": task.job.seed, "quick": task.job.quick}
-    told |= {"out": str(out), "judgment": task.judgment}
-    return json.dumps(told | {"data_dir": means.data_dir, "device": means.device, "workers": means.workers})
+    return json.dumps({"tasks": [_told(task) for task in tasks], "table": table, "out": str(out)} | asdict(means))
 
 
-def _task(told: dict[str, Any]) -> Task:
-    table = find_table(told["table"])
+def _told(task: Task) -> dict[str, Any]:
+    job = task.job
+    return {"row": job.row.recipe.name, "seed": job.seed, "quick": job.quick, "judgment": task.judgment}
+
+
+def _task(told: dict[str, Any], table: Table, out: Path) -> Task:
     (row,) = choose_rows(table, [told["row"]])
-    (job,) = jobs(table, [row], [told["seed"]], Path(told["out"]), is_quick=told["quick"])
+    (job,) = jobs(table, [row], [told["seed"]], out, is_quick=told["quick"])
     return Task(job, told["judgment"])
 
 
@@ -45,14 +51,26 @@ def _follow_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _in_lane(means: Means, task: Task, console: Console, stop: Stop) -> None:
+    perform(task, means, max_seconds=math.inf, console=console, stop=stop)
+
+
+def _show_warning(message: object, *_: object) -> None:
+    lane = threading.current_thread()
+    sys.stderr.write(f"{'' if lane is threading.main_thread() else lane.name}warning: {message}\n")
+
+
 def main(text: str) -> int:
-    """Do the task; 2 and one line for what a person can put right."""
+    """Do the tasks; 2 and one line for what a person can put right."""
     threading.Thread(target=_follow_parent, daemon=True).start()
-    warnings.showwarning = lambda message, *_: sys.stderr.write(f"warning: {message}\n")  # type: ignore[assignment]
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
     told = json.loads(text)
     means = Means(data_dir=told["data_dir"], device=told["device"], workers=told["workers"])
+    tasks = [_task(task, find_table(told["table"]), Path(told["out"])) for task in told["tasks"]]
     try:
-        perform(_task(told), means, max_seconds=math.inf, console=Console(stderr=True))
+        if len(tasks) > 1:
+            return side_by_side(tasks, partial(_in_lane, means), choose_device(means.device))
+        perform(tasks[0], means, max_seconds=math.inf, console=Console(stderr=True))
     except InputError as error:
         sys.stderr.write(" ".join(str(error).split()) + "\n")
         return REFUSED

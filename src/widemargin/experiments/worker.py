@@ -1,4 +1,4 @@
-"""One task at work in a process of its own: its lines are passed on, its end is understood."""
+"""A process at work on one task, or on several in lanes: its lines are passed on, its end is understood."""
 
 import os
 import signal
@@ -7,9 +7,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TextIO
 
+from widemargin.experiments.lanes import mark
 from widemargin.experiments.task import Task
 from widemargin.files import make_folder
 
@@ -31,12 +34,15 @@ class Failure:
 
 
 class Worker:
-    """A process; its lines also go to ``output.txt`` in the job's folder, after those of earlier attempts."""
+    """A process; its lines also go to ``output.txt`` in the job's folder, after those of earlier attempts.
 
-    def __init__(self, task: Task, description: str, say: Say, *, threads: int) -> None:
-        self.task = task
+    The lines of lanes are marked (``lanes``); one without a mark is of the process, and so of every task in it.
+    """
+
+    def __init__(self, tasks: Sequence[Task], description: str, say: Say, *, threads: int) -> None:
+        self.tasks = tuple(tasks)
         self._asked: float | None = None
-        self._last: deque[str] = deque(maxlen=REMEMBERED)
+        self._last: list[deque[str]] = [deque(maxlen=REMEMBERED) for _ in tasks]
         self._process = subprocess.Popen(
             [sys.executable, *PROGRAM, description],
             stdin=subprocess.PIPE,
@@ -80,26 +86,39 @@ class Worker:
             self._process.stdin.close()
         return True
 
-    def failure(self) -> Failure | None:
-        """Why it failed; None where it is done or was asked to stop."""
+    def failures(self) -> list[Failure]:
+        """Which tasks failed, and why; none that is done or was asked to stop."""
         code = self._process.returncode
-        if self.task.done or (self._asked is not None and code in (-signal.SIGTERM, -signal.SIGKILL, 0)):
-            return None
-        if code is not None and code < 0:
-            return Failure(self.task.label, f"killed by {signal.Signals(-code).name}")
-        said = [line for line in self._last if line.strip()]
-        return Failure(self.task.label, said[-1] if said and code else f"ended with exit code {code}, without a result")
+        if self._asked is not None and code in (-signal.SIGTERM, -signal.SIGKILL, 0):
+            return []
+        return [Failure(t.label, self._why(n, code)) for n, t in enumerate(self.tasks) if not t.done]
+
+    def _why(self, number: int, code: int) -> str:
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        said = [line for line in self._last[number] if line.strip()]
+        return said[-1] if said and code else f"ended with exit code {code}, without a result"
 
     def _read(self, say: Say) -> None:
-        lines = self._process.stdout
-        if lines is None:
-            return
-        with (make_folder(self.task.job.folder) / OUTPUT).open("a", encoding="utf-8") as kept:
-            for line in lines:
-                self._last.append(line.rstrip())
-                kept.write(line)
-                kept.flush()
-                say(f"{self.task.label}: {line.rstrip()}")
+        with ExitStack() as files:
+            kept = [files.enter_context(_output(task)) for task in self.tasks]
+            for line in self._process.stdout or ():
+                for number, text in self._parts(line.rstrip("\n")):
+                    self._last[number].append(text.rstrip())
+                    kept[number].write(f"{text}\n")
+                    kept[number].flush()
+                    say(f"{self.tasks[number].label}: {text.rstrip()}")
+
+    def _parts(self, line: str) -> list[tuple[int, str]]:
+        """Whose line it is: (number of the task, text)."""
+        if len(self.tasks) == 1:
+            return [(0, line)]
+        marked = [n for n in range(len(self.tasks)) if line.startswith(mark(n))]
+        return [(n, line.removeprefix(mark(n))) for n in marked] or [(n, line) for n in range(len(self.tasks))]
+
+
+def _output(task: Task) -> TextIO:
+    return (make_folder(task.job.folder) / OUTPUT).open("a", encoding="utf-8")
 
 
 def _surroundings(threads: int) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """L-Softmax: the label must win by an angle, m theta_y in place of theta_y, annealed from plain softmax.
 
 Prediction uses plain logits w_j . f without a bias; training replaces the label's (``losses.large_margin_logits``).
-The annealing counts optimizer steps in a buffer, so a resumed run goes on where it was and extra forwards do not
-speed it up. m = 1 is plain softmax without a bias, which is what the paper's CNN rows are.
+The annealing (``annealing``) counts optimizer steps in a buffer, so a resumed run goes on where it was and extra
+forwards do not speed it up. m = 1 is plain softmax without a bias, which is what the paper's CNN rows are.
 """
 
 from dataclasses import dataclass, field
@@ -11,36 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.errors import InputError
+from widemargin.heads.annealing import GeometricAnnealing, PowerAnnealing
 from widemargin.losses import large_margin_logits
 
 MARGINS = (1, 2, 3, 4)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PowerAnnealing:
-    """lambda = max(minimum, base (1 + gamma step)^-power): the original schedule for MNIST, 30,000 steps long."""
-
-    base: float = 1000.0
-    gamma: float = 2.5e-5
-    power: float = 35.0
-    minimum: float = 0.0
-
-    def __call__(self, step: Tensor) -> Tensor:
-        """The lambda of this step."""
-        return (self.base * (1 + self.gamma * step) ** -self.power).clamp_min(self.minimum)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GeometricAnnealing:
-    """lambda = max(minimum, start factor^step): the PyTorch port's, over in about an epoch."""
-
-    start: float = 100.0
-    factor: float = 0.99
-    minimum: float = 0.0
-
-    def __call__(self, step: Tensor) -> Tensor:
-        """The lambda of this step."""
-        return (self.start * self.factor**step).clamp_min(self.minimum)
 
 
 class LargeMarginHead(nn.Linear):

@@ -4,6 +4,7 @@ Most are linear (pooling, reshaping, padding) and cheap. The curved ones (smooth
 activations, normalizations) bend the tangent with the activations: their curvature starts the plain reverse pass.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,8 @@ from widemargin.linearize.layers import Gradients, Vectors
 
 _TRANSFORMS = torch.enable_grad()
 """No graph is made; but torch's batched group norm of bfloat16 fails where gradients are off."""
+_one_thread_at_a_time = threading.RLock()
+"""Torch's forward derivatives count their nesting for the whole process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,8 @@ class Operator:
         slots = self._values[: self._slots]
 
         def push(*vectors: Tensor) -> Tensor:
-            result: Tensor = torch.func.jvp(self._of_slots, tuple(slots), vectors)[1]
+            with _one_thread_at_a_time:
+                result: Tensor = torch.func.jvp(self._of_slots, tuple(slots), vectors)[1]
             return result
 
         result: Tensor = _for_each(push, *self._filled(tangents))

@@ -7,6 +7,7 @@ resumed run neither repeats nor loses one.
 import math
 from collections.abc import Sequence
 
+from widemargin.alarm_meanings import CATASTROPHIC_OVERFITTING, ROBUST_OVERFITTING, meaning_of, standing_still
 from widemargin.attacks import FGSM
 from widemargin.config import RunConfig
 from widemargin.evaluation.alarms import Alarm
@@ -46,12 +47,10 @@ def _catastrophic_overfitting(lines: Sequence[Line], config: RunConfig) -> Alarm
     deep = now[key] < COLLAPSED * best[key] and now[key] <= best[key] - POINTS
     if not deep or now["train_accuracy"] <= best["train_accuracy"]:
         return None
-    return Alarm(
-        "catastrophic-overfitting",
+    return _alarm(
+        CATASTROPHIC_OVERFITTING,
         f"accuracy under attack fell to {now[key]:.1f}% from {best[key]:.1f}% at epoch {best['epoch']}, while accuracy "
         f"in training rose to {now['train_accuracy']:.1f}%",
-        "the model has learned to fool the attack it trains with: use more steps (objective.attack), a random start "
-        "or a lower learning rate",
     )
 
 
@@ -68,12 +67,10 @@ def _robust_overfitting(lines: Sequence[Line], config: RunConfig) -> Alarm | Non
     error = 100 * math.sqrt(share * (1 - share) / config.data.held_out)
     if max(since) > best[key] - max(FALLEN, 2 * error) or lines[-1]["train_accuracy"] <= best["train_accuracy"]:
         return None
-    return Alarm(
-        "robust-overfitting",
+    return _alarm(
+        ROBUST_OVERFITTING,
         f"validation accuracy under attack has been below {best[key]:.1f}%, its value at epoch {best['epoch']}, for "
         f"{LASTING} watched epochs and is {since[-1]:.1f}%",
-        "best.safetensors keeps the best epoch; set stopping.patience or averaging.decay, or lower the learning rate "
-        "earlier",
     )
 
 
@@ -87,11 +84,11 @@ def _still(lines: Sequence[Line], name: str) -> Alarm | None:
     if not zero and (_change(values) >= STILL or _change([line["loss"] for line in recent]) < MOVES):
         return None
     how = "has been zero" if zero else f"has stayed at {values[-1]:.3g}, within {STILL:.1%},"
-    return Alarm(
-        f"{name}-still",
-        f"the {name} penalty {how} for {LASTING} epochs",
-        f"it teaches the model nothing: change {name}.weight, or look at the penalty's {name}.kind and the model",
-    )
+    return _alarm(standing_still(name), f"the {name} penalty {how} for {LASTING} epochs")
+
+
+def _alarm(name: str, message: str) -> Alarm:
+    return Alarm(name, message, meaning_of(name).suggestion)
 
 
 def _change(values: Sequence[float]) -> float:

@@ -10,7 +10,8 @@ same; they are not the CPU's numbers.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +20,11 @@ from torch import Tensor
 
 from widemargin.config import RunConfig
 from widemargin.data import Batch
-from widemargin.engine import FastNetwork
+from widemargin.engine import FastNetwork, Plan
+from widemargin.engine.capturing import capturing
+from widemargin.engine.kernel_search import searching_kernels
 from widemargin.errors import WidemarginWarning
+from widemargin.precision import allowing_tf32
 from widemargin.regularizers import Penalty
 from widemargin.training.state import TrainState
 from widemargin.training.step import Moment, take_step
@@ -28,6 +32,13 @@ from widemargin.types import Nets
 
 WARM_UP = 3
 """Steps of a kind that run before it is captured: they compile, choose kernels and allocate."""
+
+
+@contextmanager
+def prepared(plan: Plan) -> Iterator[None]:
+    """Inside, kernels are chosen as the plan says; a replayed graph has made its choice."""
+    with allowing_tf32(plan.tf32), searching_kernels(plan.tuned):
+        yield
 
 
 @dataclass(frozen=True)
@@ -75,8 +86,8 @@ class Kind:
 class GraphedSteps:
     """Takes a run's steps; warns once and goes on without graphs if a step cannot be captured."""
 
-    def __init__(self, state: TrainState, nets: Nets, config: RunConfig) -> None:
-        self._state, self._nets = state, nets
+    def __init__(self, state: TrainState, nets: Nets, config: RunConfig, plan: Plan) -> None:
+        self._state, self._nets, self._plan = state, nets, plan
         self._objective, self._penalties = config.objective, config.penalties()
         self._device = next(nets.model.parameters()).device
         self._generators: dict[str, torch.Generator] = {}
@@ -96,14 +107,20 @@ class GraphedSteps:
         self._circumstances(kind).set_to(moment, kind.penalties, len(batch.labels))
         kind.x.copy_(batch.images)
         kind.y.copy_(batch.labels)
-        if kind.graph is None and self._captures and kind.runs >= WARM_UP:
-            self._capture(kind)
         if kind.graph is None:
-            self._on_the_side(lambda: self._step(kind))
-        else:
+            with prepared(self._plan):
+                self._prepare(kind)
+        if kind.graph is not None:
             kind.graph.replay()
         kind.runs += 1
         self._state.sums = self._sums = {name: self._totals[name] for name in self._seen(kind)}
+
+    def _prepare(self, kind: Kind) -> None:
+        """Capture the step, or take it as it is where it is too early for that or a capture has failed."""
+        if self._captures and kind.runs >= WARM_UP:
+            self._capture(kind)
+        if kind.graph is None:
+            self._on_the_side(lambda: self._step(kind))
 
     def _kind(self, batch: Batch, moment: Moment) -> Kind:
         due = moment.due(self._penalties)
@@ -145,7 +162,7 @@ class GraphedSteps:
         for generator in self._generators.values():
             graph.register_generator_state(generator)
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with capturing(graph, self._pool):
                 self._step(kind)
         except RuntimeError as error:
             self._captures = False

@@ -39,10 +39,13 @@ class Stop:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, a signal ends the block with a StopNowError; for measurements, which can be done again."""
+        """Inside, a signal ends the block with a StopNowError; for measurements, which can be done again.
+
+        Signals reach the main thread alone, so in another one the block goes on to its end.
+        """
         if self.asked is not None:
             raise StopNowError
-        self._at_once = True
+        self._at_once = threading.current_thread() is threading.main_thread()
         try:
             yield
         finally:

@@ -5,16 +5,16 @@ Both take (batch, moment), update the state's networks and add the step's values
 
 from typing import Protocol
 
-import torch
-
 from widemargin.config import RunConfig
 from widemargin.data import Batch
 from widemargin.engine import FastNetwork, Plan
 from widemargin.shares import sharing, sums_over_processes
-from widemargin.training.graphed import GraphedSteps
+from widemargin.training.graphed import GraphedSteps, prepared
 from widemargin.training.state import TrainState
 from widemargin.training.step import Moment, train_step
 from widemargin.types import Nets
+
+EAGER = Plan()
 
 
 class Steps(Protocol):
@@ -28,16 +28,16 @@ class Steps(Protocol):
 class PlainSteps:
     """Every step runs its Python; the networks may still be fast ones."""
 
-    def __init__(self, state: TrainState, nets: Nets, config: RunConfig) -> None:
-        self._state, self._nets = state, nets
+    def __init__(self, state: TrainState, nets: Nets, config: RunConfig, plan: Plan = EAGER) -> None:
+        self._state, self._nets, self._plan = state, nets, plan
         self._objective, self._penalties = config.objective, config.penalties()
 
     def __call__(self, batch: Batch, moment: Moment) -> None:
         """Update the networks and the sums."""
-        for net in self._nets.all().values():
-            if isinstance(net, FastNetwork):
-                net.refresh()
-        with sharing(batch.share):
+        with prepared(self._plan), sharing(batch.share):
+            for net in self._nets.all().values():
+                if isinstance(net, FastNetwork):
+                    net.refresh()
             values = train_step(self._state, self._objective, self._penalties, batch, moment, nets=self._nets)
             self._state.add(sums_over_processes(values))
 
@@ -49,9 +49,6 @@ def make_steps(plan: Plan, state: TrainState, config: RunConfig) -> Steps:
         state.lay_out(channels_last=plan.channels_last)
         teacher = None if nets.teacher is None else FastNetwork(nets.teacher, plan)
         nets = Nets(model=FastNetwork(nets.model, plan), teacher=teacher)
-        if plan.tuned:
-            torch.backends.cudnn.benchmark = True
-            torch.backends.cudnn.benchmark_limit = 0  # all kernels, not the first ten
         if plan.graphs:
-            return GraphedSteps(state, nets, config)
-    return PlainSteps(state, nets, config)
+            return GraphedSteps(state, nets, config, plan)
+    return PlainSteps(state, nets, config, plan)

@@ -48,6 +48,14 @@ class Fields:
         """A list of tables."""
         return [self._inside(key, number, item) for number, item in enumerate(self.list(key))]
 
+    def texts(self, key: str) -> list[str]:
+        """A list of words."""
+        found = self.list(key)
+        for number, item in enumerate(found):
+            if not isinstance(item, str):
+                raise self._wrong(f"{key}[{number}]", "words", item)
+        return found
+
     def list(self, key: str) -> list[Any]:
         """A list; empty where there is none."""
         value = self.values.get(key)

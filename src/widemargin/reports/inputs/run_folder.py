@@ -14,6 +14,14 @@ CONFIG, METRICS = "config.toml", "metrics.jsonl"
 Epoch = Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class RunAlarm:
+    """A sign that training went wrong, by its name, and the epoch that raised it."""
+
+    epoch: int
+    name: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One training run, finished or not; ``label`` is its name on the page."""
@@ -23,6 +31,7 @@ class Run:
     config: Mapping[str, Any]
     epochs: Sequence[Epoch]
     """The finite numbers of each epoch measured so far."""
+    alarms: Sequence[RunAlarm] = ()
     cut_off: bool = False
     label: str = ""
 
@@ -73,8 +82,13 @@ def read_run(folder: Path) -> Run:
     config = _read_config(folder) if (folder / CONFIG).is_file() else {}
     lines, cut_off = read_lines(folder / METRICS) if (folder / METRICS).is_file() else ([], False)
     epochs = [_epoch(folder / METRICS, number, line) for number, line in enumerate(lines, start=1)]
+    alarms = [
+        RunAlarm(int(epoch["epoch"]), alarm)
+        for number, (line, epoch) in enumerate(zip(lines, epochs, strict=True), start=1)
+        for alarm in Fields(folder / METRICS, line, f"line {number}: ").texts("alarms")
+    ]
     name = Fields(folder / CONFIG, config).text("name", folder.name)
-    return Run(folder=folder, name=name, config=config, epochs=epochs, cut_off=cut_off)
+    return Run(folder=folder, name=name, config=config, epochs=epochs, alarms=alarms, cut_off=cut_off)
 
 
 def _epoch(path: Path, number: int, line: dict[str, Any]) -> Epoch:

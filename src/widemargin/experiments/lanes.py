@@ -1,0 +1,103 @@
+"""Lanes: several tasks in one process, a thread and a CUDA stream each.
+
+Small networks leave most of a GPU idle, and processes only take turns on it; the streams of one process work at once.
+A signal asks every lane to stop: training ends with a checkpoint, a judgment goes on to its end or until it is killed.
+"""
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, TextIO, cast
+
+import torch
+from rich.console import Console
+
+from widemargin.errors import InputError
+from widemargin.experiments.task import Task
+from widemargin.training import Stop
+
+FAILED, REFUSED = 1, 2
+MOST = 6
+WIDTH = 200
+
+Perform = Callable[[Task, Console, Stop], None]
+
+
+def lanes_for(task: Task, asked: int | None, *, gpu: bool) -> int:
+    """How many tasks like this one share a process: as asked, else several of small networks on a GPU."""
+    if task.judgment is not None:  # AutoAttack's backend draws from the random numbers of the whole process
+        return 1
+    if asked is not None:
+        return asked
+    return MOST if gpu and task.job.is_small else 1
+
+
+def side_by_side(tasks: Sequence[Task], perform: Perform, device: torch.device) -> int:
+    """Do them at once; the exit code is that of the first which failed. Lines are marked ``[0] ``, ``[1] ``, ..."""
+    stop = Stop()
+    codes = [0] * len(tasks)
+
+    def lane(number: int) -> None:
+        with _line_by_line(number) as lines, _own_stream(device):
+            codes[number] = _do(tasks[number], perform, stop, lines)
+
+    threads = [threading.Thread(target=lane, args=(n,), name=mark(n), daemon=True) for n in range(len(tasks))]
+    with stop.heard():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    stop.deliver()
+    return next((code for code in codes if code), 0)
+
+
+def mark(number: int) -> str:
+    """What the lines of a lane begin with."""
+    return f"[{number}] "
+
+
+def _do(task: Task, perform: Perform, stop: Stop, lines: TextIO) -> int:
+    try:
+        perform(task, Console(file=lines, width=WIDTH), stop)
+    except InputError as error:
+        lines.write(" ".join(str(error).split()) + "\n")
+        return REFUSED
+    except Exception:
+        lines.write(traceback.format_exc())
+        return FAILED
+    return 0
+
+
+def _own_stream(device: torch.device) -> Any:
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _line_by_line(number: int) -> Iterator[TextIO]:
+    lines = _Marked(number)
+    try:
+        yield cast("TextIO", lines)
+    finally:
+        lines.end()
+
+
+class _Marked:
+    """Writes whole lines to standard error, with the lane's mark."""
+
+    def __init__(self, number: int) -> None:
+        self._mark, self._rest = mark(number), ""
+
+    def write(self, text: str) -> int:
+        *whole, self._rest = (self._rest + text).split("\n")
+        if whole:
+            sys.stderr.write("".join(f"{self._mark}{line}\n" for line in whole))
+        return len(text)
+
+    def end(self) -> None:
+        if self._rest:
+            self.write("\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()

@@ -1,0 +1,85 @@
+"""The end of an epoch: what it added up to, what is measured, its line of metrics with its alarms, its checkpoints."""
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from widemargin.errors import WidemarginWarning
+from widemargin.training.alarms import new_alarms
+from widemargin.training.distributed import check_alike
+from widemargin.training.epoch_metrics import training_metrics
+from widemargin.training.log import Line, append_line, read_metrics
+from widemargin.training.progress import TrainingDisplay
+from widemargin.training.refusal import check_finite, refuse_not_finite
+from widemargin.training.run_checkpoint import save, save_in_mid_epoch
+from widemargin.training.selection import note_score
+from widemargin.training.signals import StopNowError
+from widemargin.training.state import TrainState
+from widemargin.training.underway import Run
+from widemargin.training.watch import watch
+
+
+def finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, began: float) -> None:
+    """Measure, write everything down, and go on to the next; a signal while measuring leaves the epoch unfinished."""
+    config = run.config
+    refuse_not_finite(state, run, wait=True)
+    check_finite(state, config)  # waits for the device, so the time below is the whole epoch's
+    check_alike(state, run.group)
+    rate = config.optimizer.schedule(run.moment(state.epoch, state.step - 1).passed)
+    line = training_metrics(state) | {"seconds": round(time.monotonic() - began, 3), "lr": config.optimizer.lr * rate}
+    try:
+        line |= _watched(state, run, display)
+    except StopNowError:
+        save_in_mid_epoch(state, run)  # every step of the epoch is done; what was measured will be measured again
+        return
+    state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
+    scores = {key: value for key, value in line.items() if key.startswith(("validation_", "test_"))}
+    if note_score(state, line):
+        save(state, run, "best", scores)
+    with run.group.agreeing():
+        if run.group.first:
+            _note(run, line)  # before the checkpoint: a crash between the two repeats the epoch and its line
+    save(state, run, "last", scores)
+    display.epoch_line(line, config.epochs)
+
+
+def _watched(state: TrainState, run: Run, display: TrainingDisplay) -> Line:
+    """What the epoch that was trained last is measured for; a signal need not wait for it."""
+    config, epoch = run.config, state.epoch + 1
+    if epoch % config.watch.every and epoch != config.epochs:
+        return {}
+    display.busy("measuring")
+    began = time.monotonic()
+    with _interruptible(state, run):
+        measured = watch(replace(state.nets, model=state.judged), config, run.splits, epoch=epoch, group=run.group)
+    return measured | {"watch_seconds": round(time.monotonic() - began, 3)}
+
+
+@contextmanager
+def _interruptible(state: TrainState, run: Run) -> Iterator[None]:
+    """A process alone may leave a measurement at a signal; buffers are then as before, whatever mode attacks run in."""
+    if run.group.count > 1:  # the others would wait for one that stopped
+        yield
+        return
+    buffers = [buffer for net in {*state.nets.all().values(), state.judged} for buffer in net.buffers()]
+    kept = [buffer.clone() for buffer in buffers]
+    try:
+        with run.stop.at_once():
+            yield
+    except StopNowError:
+        for buffer, before in zip(buffers, kept, strict=True):
+            buffer.copy_(before)
+        raise
+
+
+def _note(run: Run, line: Line) -> None:
+    """Write the epoch's line, with the alarms it raises; each is told once in a run."""
+    alarms = new_alarms([*read_metrics(run.folder), line], run.config)
+    if alarms:
+        line["alarms"] = [alarm.name for alarm in alarms]
+    append_line(run.folder, line)
+    for alarm in alarms:
+        told = f"{run.config.name}: epoch {line['epoch']}: {alarm.message}; {alarm.suggestion}"
+        warnings.warn(told, WidemarginWarning, stacklevel=2)

@@ -1,0 +1,79 @@
+"""The checkpoints of a run: written at the end of an epoch and in the middle of one, read when the run goes on.
+
+A checkpoint also says what ``config.toml`` does not: the versions and the engine that trained, and any option that
+changes the numbers, where it is not the default.
+"""
+
+from pathlib import Path
+
+from widemargin.checkpoints import (
+    PREVIOUS,
+    Checkpoint,
+    Description,
+    Which,
+    fitting,
+    load_newest,
+    load_weights,
+    save_checkpoint,
+    software_versions,
+)
+from widemargin.config_files import to_dict
+from widemargin.evaluation.target import BEST, LAST
+from widemargin.training.log import keep_until
+from widemargin.training.refusal import check_finite, refuse_not_finite
+from widemargin.training.selection import describe_selection
+from widemargin.training.state import TrainState
+from widemargin.training.sync_batch_norm import has_own_statistics
+from widemargin.training.underway import Run
+
+
+def resume(state: TrainState, folder: Path) -> None:
+    """Take the newest checkpoint of the folder, if there is one; metrics of later epochs are dropped."""
+    newest = load_newest(folder / LAST, folder / PREVIOUS)
+    if newest is not None:
+        checkpoint, path = newest
+        load_weights(state.judged, checkpoint.weights, source=path)
+        with fitting(path):
+            state.restore(checkpoint.training, epoch=checkpoint.description.epoch, step=checkpoint.description.step)
+    keep_until(folder, state.epoch)
+
+
+def save_in_mid_epoch(state: TrainState, run: Run) -> None:
+    """Write the last checkpoint between two steps, unless something is not finite."""
+    refuse_not_finite(state, run, wait=True)
+    check_finite(state, run.config)
+    save(state, run, "last", {})
+
+
+def save(state: TrainState, run: Run, which: Which, scores: dict[str, float]) -> None:
+    """Write that checkpoint; the first process does it for all."""
+    train = run.splits.train
+    description = Description(
+        which=which,
+        selection=describe_selection(run.config, which),
+        config=to_dict(run.config),
+        image_shape=train.image_shape,
+        num_classes=train.num_classes,
+        epoch=state.epoch,
+        step=state.step,
+        scores=scores,
+        versions=_versions(state, run),
+    )
+    training = {} if which == "best" else state.tensors()
+    name, previous = (BEST, None) if which == "best" else (LAST, run.folder / PREVIOUS)
+    checkpoint = Checkpoint(dict(state.judged.state_dict()), training, description)
+    with run.group.agreeing():
+        if run.group.first:
+            save_checkpoint(run.folder / name, checkpoint, previous)
+
+
+def _versions(state: TrainState, run: Run) -> dict[str, str]:
+    """What made the numbers; defaults are not named."""
+    found = software_versions() | {"engine": run.plan.describe()}
+    if run.options.on_nonfinite != "stop":
+        found["on_nonfinite"] = run.options.on_nonfinite
+    if run.options.deterministic:
+        found["deterministic"] = "yes"
+    if run.group.count > 1 and any(has_own_statistics(net) for net in state.nets.all().values()):
+        found["batch_norm"] = "each process its own"
+    return found

@@ -1,0 +1,57 @@
+"""Commands are loaded when they are called: what needs no torch does not wait for it."""
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import typer
+
+from widemargin.cli.verbs import VERBS, load
+
+LIGHT = """
+import sys
+from widemargin.cli.main import run
+code = run(sys.argv[1:])
+heavy = [name for name in ("torch", "numpy", "matplotlib", "widemargin.config") if name in sys.modules]
+loaded = [name for name in {modules!r} if name in sys.modules]
+print("loaded:", *heavy, *loaded, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 0, "Train image classifiers"),
+        (("--help",), 0, "Train image classifiers"),
+        (("trian",), 2, "No such command 'trian'"),
+        (("--nosuch",), 2, "No such option"),
+    ],
+)
+def test_help_and_mistakes_load_no_command_and_no_torch(arguments, code, says, tmp_path):
+    script = LIGHT.format(modules=[verb.module for verb in VERBS.values()])
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert says in (done.stdout if code == 0 else done.stderr)
+    assert done.stderr.splitlines()[-1] == "loaded:"
+
+
+def test_a_command_loads_itself_and_no_other(tmp_path):
+    script = LIGHT.format(modules=[verb.module for verb in VERBS.values()])
+    command = [sys.executable, "-c", script, "recipes", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "widemargin.cli.recipes" in done.stderr.split()
+    assert not {verb.module for verb in VERBS.values()} - {"widemargin.cli.recipes"} & {*done.stderr.split()}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_what_the_list_says_is_what_the_command_says(name):
+    verb = VERBS[name]
+    found = getattr(import_module(verb.module), verb.name)
+    own = str(found.info.help) if isinstance(found, typer.Typer) else inspect.getdoc(found)
+    assert verb.help == " ".join(own.split("\n\n")[0].split())
+    assert load(name).help.startswith(verb.help.split(",")[0])

@@ -1,0 +1,95 @@
+"""The TF32 switches of the process: nested, and wanted by several threads at once."""
+
+import threading
+
+import pytest
+import torch
+
+from widemargin.precision import allowing_tf32, full_float32
+
+
+def switches() -> tuple[bool, bool]:
+    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.fixture(params=[(True, False), (False, True)])
+def users(request):
+    original = switches()
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = request.param
+    yield request.param
+    assert switches() == request.param
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = original
+
+
+def test_nested_blocks(users):
+    with allowing_tf32():
+        assert switches() == (True, True)
+        with full_float32():
+            assert switches() == (False, False)
+            with full_float32(), allowing_tf32(False):
+                assert switches() == users
+            assert switches() == (False, False)
+        assert switches() == (True, True)
+
+
+def test_threads_that_want_the_same_share_it(users):
+    together = threading.Barrier(3)
+    seen = []
+
+    def measure():
+        with full_float32():
+            together.wait(timeout=30)  # passes only if all are inside at once
+            seen.append(switches())
+
+    run_all([measure] * 3)
+    assert seen == [(False, False)] * 3
+
+
+def test_a_thread_that_wants_another_setting_waits(users):
+    inside, leave = threading.Event(), threading.Event()
+    seen = []
+
+    def measure():
+        with full_float32():
+            inside.set()
+            leave.wait(timeout=30)
+            seen.append(switches())
+
+    def train():
+        inside.wait(timeout=30)
+        with allowing_tf32(False):
+            seen.append(switches())
+
+    threads = [threading.Thread(target=target) for target in (measure, train)]
+    for thread in threads:
+        thread.start()
+    inside.wait(timeout=30)
+    threads[1].join(timeout=0.1)
+    assert threads[1].is_alive()
+    leave.set()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert seen == [(False, False), users]
+
+
+def test_many_threads_never_see_the_setting_of_another(users):
+    wrong = []
+
+    def change(block, expected):
+        for _ in range(200):
+            with block():
+                if switches() != expected:
+                    wrong.append(expected)
+
+    wanted = [(full_float32, (False, False)), (allowing_tf32, (True, True)), (lambda: allowing_tf32(False), users)]
+    run_all([lambda b=block, e=expected: change(b, e) for block, expected in wanted * 2])
+    assert wrong == []
+
+
+def run_all(targets):
+    threads = [threading.Thread(target=target) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)

@@ -1,0 +1,84 @@
+"""Lanes: threads that end for themselves, lines that are told apart, one signal for all."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from widemargin.errors import InputError
+from widemargin.experiments.job import choose_rows, jobs
+from widemargin.experiments.lanes import MOST, lanes_for, side_by_side
+from widemargin.experiments.task import Task
+from widemargin.recipes.tables import find_table
+
+CPU = torch.device("cpu")
+
+
+def test_each_lane_ends_for_itself(capfd):
+    def perform(task, console, stop):
+        assert stop.asked is None
+        console.print(f"this is {task}", end="")
+        if task == "refused":
+            raise InputError("a value is\n  wrong")
+        if task == "broken":
+            raise ZeroDivisionError("by nothing")
+        console.print(f" and {task} ends")
+
+    assert side_by_side(["fine", "refused", "broken"], perform, CPU) == 2
+    said = capfd.readouterr().err.splitlines()
+    assert [line for line in said if line.startswith("[0] ")] == ["[0] this is fine and fine ends"]
+    assert [line for line in said if line.startswith("[1] ")] == ["[1] this is refuseda value is wrong"]
+    broken = [line for line in said if line.startswith("[2] ")]
+    assert "Traceback" in broken[0]
+    assert broken[-1] == "[2] ZeroDivisionError: by nothing"
+    assert all(line.startswith("[") for line in said)
+
+
+def test_they_work_at_once():
+    together = threading.Barrier(3)
+    assert side_by_side(range(3), lambda task, console, stop: together.wait(timeout=30), CPU) == 0
+
+
+def test_a_signal_asks_all_of_them_and_then_takes_its_course():
+    heard, stopped, begun = [], [], threading.Barrier(3)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+
+    def perform(task, console, stop):
+        with stop.at_once():  # a measurement: in a lane it goes on to its end
+            begun.wait(timeout=30)
+            if task == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+            while stop.asked is None:
+                threading.Event().wait(timeout=0.01)
+        stopped.append(task)
+
+    try:
+        assert side_by_side(range(3), perform, CPU) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert sorted(stopped) == [0, 1, 2]
+    assert heard == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("row", "judgment", "asked", "gpu", "lanes"),
+    [
+        ("st-emr", None, None, True, MOST),
+        ("st-emr", None, None, False, 1),
+        ("st-emr", None, 3, False, 3),
+        ("st-emr", "autoattack", None, True, 1),
+        ("st-emr", "distance", 3, True, 1),
+    ],
+)
+def test_how_many_share_a_process(row, judgment, asked, gpu, lanes, tmp_path):
+    table = find_table("table1")
+    (job,) = jobs(table, choose_rows(table, [row]), [0], tmp_path, is_quick=True)
+    assert lanes_for(Task(job, judgment), asked, gpu=gpu) == lanes
+
+
+def test_large_networks_have_a_process_of_their_own(tmp_path):
+    table = find_table("resnet18")
+    (job, *_) = jobs(table, table.rows, [0], tmp_path, is_quick=True)
+    assert lanes_for(Task(job), None, gpu=True) == 1
