@@ -21,6 +21,7 @@ from widemargin.training import Stop
 FAILED, REFUSED = 1, 2
 MOST = 6
 WIDTH = 200
+POLL_SECONDS = 0.2
 
 Perform = Callable[[Task, Console, Stop], None]
 
@@ -48,7 +49,8 @@ def side_by_side(tasks: Sequence[Task], perform: Perform, device: torch.device) 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(POLL_SECONDS)  # a signal that comes as an endless wait begins would not be heard
     stop.deliver()
     return next((code for code in codes if code), 0)
 
