@@ -58,9 +58,9 @@ def test_adversarial_images_are_those_of_the_backend(short):
     with torch.random.fork_rng(devices=[]):
         for part in PARTS:
             found = list(break_survivors(model, x, y, survivors, reference=reference, part=part, batch_size=6))
-            for positions, images in found:
-                survivors[positions] = False
-                x_adv[positions] = images
+            for broken in found:
+                survivors[broken.positions] = False
+                x_adv[broken.positions] = broken.images
     assert x_adv.equal(official.x_adv)
 
 

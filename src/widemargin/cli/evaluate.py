@@ -20,6 +20,7 @@ from widemargin.cli.evaluation_options import (
     HeadScale,
     NormName,
     Out,
+    Search,
     Seed,
     ShardSize,
     StepSize,
@@ -51,6 +52,7 @@ def evaluate(
     seed: Seed = 0,
     shard_size: ShardSize = 500,
     batch_size: BatchSize = 250,
+    search: Search = "float32",
     head_scale: HeadScale = None,
     out: Out = None,
     as_json: Json = False,
@@ -75,6 +77,7 @@ def evaluate(
             shard_size=shard_size,
             batch_size=batch_size,
             distance=distance,
+            search=search,
             subject=found.subject,
             console=Console(stderr=True, quiet=as_json),
         )

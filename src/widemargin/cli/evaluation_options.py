@@ -28,6 +28,12 @@ Distance = Annotated[bool, typer.Option("--distance", help="Also the distance to
 Seed = Annotated[int, typer.Option(help="Seed of the attacks' random numbers.")]
 ShardSize = Annotated[int, typer.Option(help="Images finished and written down together.")]
 BatchSize = Annotated[int, typer.Option(help="Images attacked at once.")]
+Search = Annotated[
+    str,
+    typer.Option(
+        help="How AutoAttack searches: float32, or tf32, faster on GPUs; what it finds is checked in float32."
+    ),
+]
 HeadScale = Annotated[
     float | None, typer.Option(help="Scale of a hypersphere head in public weights.", show_default=False)
 ]

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-_one_at_a_time = threading.Lock()
+CAPTURES = threading.Lock()
+"""Held during a capture, and by whoever does what no capture bears, such as setting the GPU's global generator."""
 
 
 @contextmanager
 def capturing(graph: Any, pool: Any = None) -> Iterator[None]:
     """What is launched inside becomes the graph's. Whoever also holds the TF32 switches takes them before."""
-    with _one_at_a_time, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with CAPTURES, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         yield

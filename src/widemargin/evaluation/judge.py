@@ -52,6 +52,8 @@ class Judge:
         measured = self._measured(shard, x, y, clean["classes"])
         header: Record = {"first": shard.first, "count": len(y)}
         header["seconds"] = {name: piece["seconds"] for name, piece in (pieces | measured).items()}
+        if self.settings.search == "tf32":
+            header["refuted"] = sum(piece.get("refuted", 0) for piece in pieces.values())
         rows = example_rows(self.settings, shard, predictions, columns, pieces, measured)
         self.store.write_shard(shard.number, header, rows)
 
@@ -100,10 +102,12 @@ class Judge:
 
             def compute(part: str = part, survivors: Tensor = survivors) -> Record:
                 alive = survivors.to(x.device)
-                found = break_survivors(
-                    self.model, x, y, alive, reference=reference, part=part, batch_size=settings.batch_size
+                size, tf32 = settings.batch_size, settings.search == "tf32"
+                found = list(
+                    break_survivors(self.model, x, y, alive, reference=reference, part=part, batch_size=size, tf32=tf32)
                 )
-                return {"broken": sorted(int(position) for positions, _ in found for position in positions)}
+                record: Record = {"broken": sorted(int(at) for batch in found for at in batch.positions)}
+                return record | ({"refuted": sum(batch.refuted for batch in found)} if tf32 else {})
 
             pieces[label] = self._piece(shard, label, compute)
             survivors = survivors.clone()

@@ -4,12 +4,20 @@ from widemargin.evaluation.backend import FEWEST_FOR_APGD_T, PARTS, parts_for
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
 
 
-def notes_for(settings: EvaluationSettings, num_classes: int) -> tuple[str, ...]:
-    """Plain sentences; none for an ordinary evaluation."""
-    left_out = [part for part in PARTS if part not in parts_for(num_classes)]
-    if AUTOATTACK not in settings.attacks or not left_out:
+def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0) -> tuple[str, ...]:
+    """Plain sentences; none for an ordinary evaluation. ``refuted`` images were adversarial in the search alone."""
+    if AUTOATTACK not in settings.attacks:
         return ()
-    return (
-        f"AutoAttack ran without its part {', '.join(left_out)}, whose loss needs {FEWEST_FOR_APGD_T} classes; this "
-        f"model has {num_classes}.",
-    )
+    notes = []
+    left_out = [part for part in PARTS if part not in parts_for(num_classes)]
+    if left_out:
+        notes.append(
+            f"AutoAttack ran without its part {', '.join(left_out)}, whose loss needs {FEWEST_FOR_APGD_T} classes; "
+            f"this model has {num_classes}."
+        )
+    if settings.search == "tf32":
+        notes.append(
+            "AutoAttack searched with TF32, and every image it found was checked in float32; so many were not "
+            f"adversarial there and do not count: {refuted}."
+        )
+    return tuple(notes)

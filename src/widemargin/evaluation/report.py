@@ -13,7 +13,7 @@ from widemargin.checkpoints import software_versions
 from widemargin.evaluation.accuracy import percent
 from widemargin.evaluation.alarms import Alarm
 from widemargin.evaluation.distance import rank_correlation
-from widemargin.evaluation.settings import EvaluationSettings, written
+from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings, written
 from widemargin.evaluation.store import Store
 from widemargin.files import write_text_whole
 from widemargin.margins import summarize
@@ -54,6 +54,8 @@ class Report:
     device: str
     count: int
     files: Path | None = None
+    refuted: int = 0
+    """Images that AutoAttack found with TF32 and that are not adversarial in float32."""
     curves: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -78,9 +80,13 @@ class Report:
             "notes": list(self.notes),
             "versions": software_versions(),
             "device": self.device,
-            "precision": "float32 (no TF32)",
+            "precision": self._precision(),
             "seconds": self.seconds,
         }
+
+    def _precision(self) -> str:
+        searched = self.settings.search == "tf32" and AUTOATTACK in self.settings.attacks
+        return "float32 (no TF32)" + "; AutoAttack searched with TF32" * searched
 
     def _data(self) -> dict[str, Any]:
         table = {"name": self.subject.data, "split": "test", "count": self.count}
@@ -123,8 +129,10 @@ def collect(
     verdicts: dict[str, list[bool]] = {}
     measured: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
+    refuted = 0
     for number in shard_numbers:
         header, examples = store.shard(number)
+        refuted += header.get("refuted", 0)
         for name, value in header["seconds"].items():
             seconds[name] = round(seconds.get(name, 0.0) + value, 3)
         for example in examples:
@@ -149,6 +157,7 @@ def collect(
         device=device,
         count=len(flags["clean"]),
         files=store.folder,
+        refuted=refuted,
         curves=_curves(accuracy, settings),
     )
 

@@ -10,6 +10,7 @@ from widemargin.types import Norm
 from widemargin.written import Written
 
 AUTOATTACK = "autoattack"
+SEARCHES = ("float32", "tf32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +27,14 @@ class EvaluationSettings:
     distance: bool = False
     margins: bool = True
     sanity: bool = True
+    search: str = "float32"
+    """The arithmetic in which AutoAttack searches; verdicts are in float32."""
     max_steps: int | None = None
     """Cuts PGD and every part of AutoAttack short where only the code is on trial."""
 
     def __post_init__(self) -> None:
         choice("evaluate", "norm", self.norm, tuple(THREATS))
+        choice("evaluate", "search", self.search, SEARCHES)
         check_count("evaluate.shard_size", self.shard_size)
         check_count("evaluate.batch_size", self.batch_size)
         if not self.attacks or len(set(self.attacks)) != len(self.attacks):

@@ -97,9 +97,16 @@ def _accuracy(job: Job, model: nn.Module, test: ImageSet, target: Target) -> dic
         job.folder / "evaluation",
         max_steps=ATTACK_STEPS if job.quick else None,
         sanity=not job.quick,
+        search=_search(job, model),
         subject=_subject(job, test, target),
     )
     return report.accuracy
+
+
+def _search(job: Job, model: nn.Module) -> str:
+    """AutoAttack of a large network takes minutes on a GPU with TF32, and half an hour without."""
+    on_gpu = next(model.parameters()).is_cuda
+    return "tf32" if on_gpu and not job.is_small else "float32"
 
 
 def _subject(job: Job, test: ImageSet, target: Target) -> Subject:
@@ -133,6 +140,7 @@ def judge_with(job: Job, judgment: str, *, data_dir: str | None, device: torch.d
         limit=DISTANCES if judgment == "distance" else None,
         max_steps=ATTACK_STEPS if job.quick else None,
         sanity=not job.quick,
+        search=_search(job, target.model),
         subject=_subject(job, test, target),
         shard_size=LARGE_PIECE if large else 500,
         batch_size=LARGE_PIECE if large else 250,

@@ -28,8 +28,9 @@ Perform = Callable[[Task, Console, Stop], None]
 
 def lanes_for(task: Task, asked: int | None, *, gpu: bool) -> int:
     """How many tasks like this one share a process: as asked, else several of small networks on a GPU."""
-    if task.judgment is not None:  # AutoAttack's backend draws from the random numbers of the whole process
-        return 1
+    plan = task.job.config.evaluation
+    if task.judgment is not None or (plan is not None and "autoattack" in plan.attacks):
+        return 1  # its backend draws from the random numbers of the whole process
     if asked is not None:
         return asked
     return MOST if gpu and task.job.is_small else 1

@@ -1,0 +1,84 @@
+"""AutoAttack that searches with TF32: what it finds counts only if it holds in float32.
+
+A CPU has no TF32, so the model looks at the switch and misbehaves where it is on, far more than TF32 would.
+"""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widemargin
+from widemargin.errors import InputError
+from widemargin.evaluation.notes import notes_for
+from widemargin.evaluation.settings import EvaluationSettings
+from widemargin.precision import TF32
+
+X = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Sensitive(nn.Module):
+    """Robust in float32; with TF32 every image but the untouched ones is classified wrongly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.seen: list[tuple[bool, bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        switches = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        self.seen.append(switches)
+        mean = x.flatten(1).mean(1, keepdim=True) * self.scale
+        tilt = torch.tensor([5.0, 0.0, 0.1, 0.2]) if switches != TF32 else torch.tensor([-5.0, 0.0, 0.1, 0.2])
+        return tilt + mean * torch.tensor([0.1, -0.1, 0.2, 0.0])
+
+
+def judged(search: str, tmp_path) -> widemargin.Report:
+    data = (X, torch.zeros(12, dtype=torch.long))
+    options = {"max_steps": 2, "margins": False, "sanity": False, "shard_size": 7, "search": search}
+    return widemargin.evaluate(
+        Sensitive(), data, ["clean", "pgd5", "autoattack"], 0.1, out=tmp_path / search, **options
+    )
+
+
+def test_what_does_not_hold_in_float32_does_not_count(tmp_path):
+    report = judged("tf32", tmp_path)
+    assert report.accuracy["clean"] == report.accuracy["pgd5"] == report.accuracy["autoattack"] == 100.0
+    assert report.refuted == 4 * 12  # every part found every image, and none held
+    assert report.to_json()["precision"] == "float32 (no TF32); AutoAttack searched with TF32"
+    assert report.notes[-1].endswith("do not count: 48.")
+    again = judged("tf32", tmp_path)
+    assert again.refuted == 48  # from the records
+
+
+def test_only_the_search_has_tf32(tmp_path, monkeypatch):
+    seen = {}
+    for search in ("float32", "tf32"):
+        model = Sensitive()
+        monkeypatch.setattr("test_evaluator_search.Sensitive", lambda model=model: model)
+        judged(search, tmp_path)
+        seen[search] = set(model.seen)
+    assert seen["float32"] == {(False, False)}
+    assert seen["tf32"] == {(False, False), TF32}
+
+
+def test_float32_says_nothing_of_it(tmp_path):
+    report = judged("float32", tmp_path)
+    assert report.accuracy["autoattack"] == 100.0
+    assert report.to_json()["precision"] == "float32 (no TF32)"
+    assert report.notes == ()
+
+
+def test_a_search_of_another_kind_is_not_continued(tmp_path):
+    judged("float32", tmp_path)
+    (tmp_path / "float32").rename(tmp_path / "tf32")
+    with pytest.raises(InputError):
+        judged("tf32", tmp_path)
+
+
+def test_mistakes():
+    with pytest.raises(InputError, match="search must be one of 'float32', 'tf32', got 'bfloat16'"):
+        EvaluationSettings(attacks=("clean",), eps=(0.1,), search="bfloat16")
+
+
+def test_no_note_without_autoattack():
+    assert notes_for(EvaluationSettings(attacks=("clean",), eps=(0.1,), search="tf32"), 10) == ()
