@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
     """Public names and modules on first use: what needs no torch, such as the command's help, does not wait for it."""
     if name in _PLACES:
         return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+    if name.isidentifier() and not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -5,7 +5,8 @@ import threading
 import pytest
 import torch
 
-from widemargin.precision import allowing_tf32, full_float32
+from widemargin.errors import InputError
+from widemargin.precision import allowing_tf32, as_the_user_has_it, full_float32
 
 
 def switches() -> tuple[bool, bool]:
@@ -26,7 +27,7 @@ def test_nested_blocks(users):
         assert switches() == (True, True)
         with full_float32():
             assert switches() == (False, False)
-            with full_float32(), allowing_tf32(False):
+            with full_float32(), as_the_user_has_it():
                 assert switches() == users
             assert switches() == (False, False)
         assert switches() == (True, True)
@@ -57,7 +58,7 @@ def test_a_thread_that_wants_another_setting_waits(users):
 
     def train():
         inside.wait(timeout=30)
-        with allowing_tf32(False):
+        with as_the_user_has_it():
             seen.append(switches())
 
     threads = [threading.Thread(target=target) for target in (measure, train)]
@@ -81,9 +82,55 @@ def test_many_threads_never_see_the_setting_of_another(users):
                 if switches() != expected:
                     wrong.append(expected)
 
-    wanted = [(full_float32, (False, False)), (allowing_tf32, (True, True)), (lambda: allowing_tf32(False), users)]
+    wanted = [(full_float32, (False, False)), (allowing_tf32, (True, True)), (as_the_user_has_it, users)]
     run_all([lambda b=block, e=expected: change(b, e) for block, expected in wanted * 2])
     assert wrong == []
+
+
+def test_threads_that_change_over_inside_a_block_do_not_wait_for_ever(users):
+    together = threading.Barrier(2)
+    seen = []
+
+    def change(outer, inner):
+        with outer():
+            together.wait(timeout=30)
+            with inner():
+                seen.append(switches())
+            seen.append(switches())
+
+    run_all([lambda: change(full_float32, allowing_tf32)] * 2)
+    assert sorted(seen) == [(False, False)] * 2 + [(True, True)] * 2
+
+
+def test_leaving_an_inner_block_does_not_change_what_another_thread_shares(users):
+    shared, left = threading.Event(), threading.Event()
+    seen = []
+
+    def leave():
+        with allowing_tf32():
+            with full_float32():
+                shared.wait(timeout=30)
+            left.set()  # only once the other has left, for the outer block wants another setting
+
+    def measure():
+        with full_float32():
+            shared.set()
+            left.wait(timeout=0.1)
+            seen.append(switches())
+
+    run_all([leave, measure])
+    assert seen == [(False, False)]
+
+
+def test_the_newer_way_of_asking_is_told(monkeypatch):
+    class Mixed:
+        @property
+        def allow_tf32(self):
+            raise RuntimeError("you have mixed the two ways")
+
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Mixed())
+    with pytest.raises(InputError, match="fp32_precision"), full_float32():
+        pass
 
 
 def run_all(targets):

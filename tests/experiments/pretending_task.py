@@ -34,7 +34,8 @@ def act(what: str, number: int, task: dict) -> None:
     elif what == "crash":
         if len(told["tasks"]) == 1:
             raise RuntimeError("the device is on fire")
-        print(f"[{number}] RuntimeError: the device is on fire", flush=True)
+        print(f"[{number}] failed: RuntimeError: the device is on fire", flush=True)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as lanes end when one of them has failed
     elif what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "silently":
@@ -56,7 +57,8 @@ for number, task in tasks:
     note("begins", task)
 if any(task["do"] == "say nothing" for _, task in tasks):
     print("a word from the process", flush=True)
-for number, task in sorted(tasks, key=lambda numbered: numbered[1]["do"] != "finish"):
+ORDER = ("finish", "crash")
+for number, task in sorted(tasks, key=lambda numbered: numbered[1]["do"] not in ORDER):
     act(task["do"], number, task)
     note("ends", task)
 if len(tasks) > 1 and any(task["do"] not in ("finish", "wait") for _, task in tasks):

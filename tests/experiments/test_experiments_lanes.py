@@ -29,10 +29,10 @@ def test_each_lane_ends_for_itself(capfd):
     assert side_by_side(["fine", "refused", "broken"], perform, CPU) == 2
     said = capfd.readouterr().err.splitlines()
     assert [line for line in said if line.startswith("[0] ")] == ["[0] this is fine and fine ends"]
-    assert [line for line in said if line.startswith("[1] ")] == ["[1] this is refuseda value is wrong"]
+    assert [line for line in said if line.startswith("[1] ")] == ["[1] this is refusedfailed: a value is wrong"]
     broken = [line for line in said if line.startswith("[2] ")]
     assert "Traceback" in broken[0]
-    assert broken[-1] == "[2] ZeroDivisionError: by nothing"
+    assert broken[-1] == "[2] failed: ZeroDivisionError: by nothing"
     assert all(line.startswith("[") for line in said)
 
 

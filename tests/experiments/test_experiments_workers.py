@@ -136,7 +136,7 @@ def test_lanes_share_a_process_and_their_lines_are_told_apart(crew):
         "mnist-mlp/st-emr, seed 0": "a word from the process",
     }
     processes = [line.split()[2] for line in crew.journal if line.startswith("begins")]
-    assert [processes.count(process) for process in sorted(set(processes), key=processes.index)] == [3, 1]
+    assert sorted(processes.count(process) for process in set(processes)) == [1, 3]
     (emr, at, st) = (crew.tasks[number].job.folder / "output.txt" for number in (3, 2, 0))
     assert "on fire" in emr.read_text()
     assert at.read_text() == "a line of progress\na word from the process\n"
@@ -150,6 +150,13 @@ def test_never_more_than_so_many_at_a_time_in_lanes(crew):
     for line in crew.journal:
         running += 1 if line.startswith("begins") else -1
         assert running <= 3
+
+
+def test_a_lane_that_crashed_before_the_deadline_has_failed(crew):
+    (failure,) = crew.work(workers=4, lanes=4, seconds=1.0, at_emr="crash", st_emr="wait")
+    assert failure.label == "mnist-mlp/at-emr, seed 0"
+    assert failure.why == "RuntimeError: the device is on fire"
+    assert "mnist-mlp/st-emr, seed 0: stopped; it can go on" in crew.said.getvalue()
 
 
 def test_lanes_are_asked_to_stop_together(crew):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from widemargin.engine.kernel_search import searching_kernels
+from widemargin.engine.kernel_choice import searching_kernels
 from widemargin.training import train
 from widemargin.training.determinism import repeating
 

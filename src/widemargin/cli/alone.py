@@ -7,8 +7,8 @@ from widemargin.errors import InputError
 
 def check_alone(command: str, instead: str) -> None:
     """Refuse where torchrun started several processes; ``instead`` says what to do."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count > 1:
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count != "1":
         raise InputError(
             f"{command} is for one process, and torchrun started {count} (WORLD_SIZE): start it without torchrun; "
             f"{instead}; under torchrun, train and evaluate share their work"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widemargin.engine.capturing import capturing
+from widemargin.engine.capturing import capturing, wait_for_device
 
 Function = Callable[..., Tensor]
 
@@ -46,10 +46,10 @@ class Replayed:
         places = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
         try:
-            with capturing(graph):
+            with capturing(graph, inputs[0].device):
                 result = self._function(*places)
         except RuntimeError:
             self._captures = False
-            torch.cuda.synchronize(inputs[0].device)
+            wait_for_device(inputs[0].device)
             return None
         return graph, places, result

@@ -164,6 +164,8 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) 
     table |= {"radii": radii}
     if [settings.step_size] == [eps / 4 for eps in radii]:
         table["step_size"] = None  # eps/4 said aloud
+    if settings.search == "float32":
+        del table["search"]  # as in the records of versions that knew no other
     if subject.head_scale is not None:
         table["head_scale"] = subject.head_scale  # which no tensor holds
     return table | {"attacks": list(settings.attacks), "data": subject.data, "weights": digest.hexdigest()}

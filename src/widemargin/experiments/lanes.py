@@ -21,7 +21,11 @@ from widemargin.training import Stop
 FAILED, REFUSED = 1, 2
 MOST = 6
 WIDTH = 200
+FAILURE = "failed: "
+"""How the last line of a lane that failed begins."""
 POLL_SECONDS = 0.2
+PATIENCE = 120.0
+"""Seconds between asking to stop and killing: a step may be compiling."""
 
 Perform = Callable[[Task, Console, Stop], None]
 
@@ -52,8 +56,10 @@ def side_by_side(tasks: Sequence[Task], perform: Perform, device: torch.device) 
         for thread in threads:
             while thread.is_alive():
                 thread.join(POLL_SECONDS)  # a signal that comes as an endless wait begins would not be heard
-    stop.deliver()
-    return next((code for code in codes if code), 0)
+    code = next((code for code in codes if code), 0)
+    if not code:  # a failure is told by the exit code, which a signal would hide
+        stop.deliver()
+    return code
 
 
 def mark(number: int) -> str:
@@ -65,10 +71,10 @@ def _do(task: Task, perform: Perform, stop: Stop, lines: TextIO) -> int:
     try:
         perform(task, Console(file=lines, width=WIDTH), stop)
     except InputError as error:
-        lines.write(" ".join(str(error).split()) + "\n")
+        lines.write(f"{FAILURE}{' '.join(str(error).split())}\n")
         return REFUSED
-    except Exception:
-        lines.write(traceback.format_exc())
+    except Exception as error:
+        lines.write(f"{traceback.format_exc()}{FAILURE}{type(error).__name__}: {error}\n")
         return FAILED
     return 0
 

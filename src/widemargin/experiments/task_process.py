@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,9 +20,9 @@ from typing import Any
 
 from rich.console import Console
 
-from widemargin.errors import InputError
+from widemargin.errors import InputError, WidemarginWarning
 from widemargin.experiments.job import choose_rows, jobs
-from widemargin.experiments.lanes import REFUSED, side_by_side
+from widemargin.experiments.lanes import PATIENCE, REFUSED, side_by_side
 from widemargin.experiments.task import Means, Task, perform
 from widemargin.recipes.tables import Table, find_table
 from widemargin.training import Stop
@@ -49,6 +50,8 @@ def _follow_parent() -> None:
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE)
+    os._exit(REFUSED)  # a lane that judges does not look at signals
 
 
 def _in_lane(means: Means, task: Task, console: Console, stop: Stop) -> None:
@@ -63,6 +66,7 @@ def _show_warning(message: object, *_: object) -> None:
 def main(text: str) -> int:
     """Do the tasks; 2 and one line for what a person can put right."""
     threading.Thread(target=_follow_parent, daemon=True).start()
+    warnings.simplefilter("always", WidemarginWarning)  # each lane is told, not the first alone
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     told = json.loads(text)
     means = Means(data_dir=told["data_dir"], device=told["device"], workers=told["workers"])

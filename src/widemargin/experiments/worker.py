@@ -12,14 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TextIO
 
-from widemargin.experiments.lanes import mark
+from widemargin.experiments.lanes import FAILURE, PATIENCE, mark
 from widemargin.experiments.task import Task
 from widemargin.files import make_folder
 
 PROGRAM = ("-m", "widemargin.experiments.task_process")
 OUTPUT = "output.txt"
-PATIENCE = 120.0
-"""Seconds between asking to stop and killing: a step may be compiling."""
 REMEMBERED = 200
 
 Say = Callable[[str], None]
@@ -91,13 +89,19 @@ class Worker:
         code = self._process.returncode
         if self._asked is not None and code in (-signal.SIGTERM, -signal.SIGKILL, 0):
             return []
-        return [Failure(t.label, self._why(n, code)) for n, t in enumerate(self.tasks) if not t.done]
+        left = [number for number, task in enumerate(self.tasks) if not task.done]
+        if self._asked is not None and len(self.tasks) > 1:  # the other lanes stopped as they were asked to
+            left = [number for number in left if self._last_line(number).startswith(FAILURE)]
+        return [Failure(self.tasks[number].label, self._why(number, code)) for number in left]
 
     def _why(self, number: int, code: int) -> str:
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
-        said = [line for line in self._last[number] if line.strip()]
-        return said[-1] if said and code else f"ended with exit code {code}, without a result"
+        said = self._last_line(number).removeprefix(FAILURE)
+        return said if said and code else f"ended with exit code {code}, without a result"
+
+    def _last_line(self, number: int) -> str:
+        return next((line for line in reversed(self._last[number]) if line.strip()), "")
 
     def _read(self, say: Say) -> None:
         with ExitStack() as files:

@@ -51,8 +51,7 @@ def work_together(
                     group = _next_group(waiting, lanes, free)
                     for task in group:
                         _say(console, f"{task.label}: begins; {len(waiting)} wait")
-                    cores = threads * len(group)
-                    running.append(Worker(group, describe(group), lambda line: _say(console, line), threads=cores))
+                    running.append(Worker(group, describe(group), lambda line: _say(console, line), threads=threads))
                 failures += _over(running, console)
                 time.sleep(POLL_SECONDS)
     finally:  # a second Ctrl-C, or a mistake of ours

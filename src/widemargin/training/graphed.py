@@ -10,8 +10,7 @@ same; they are not the CPU's numbers.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +20,9 @@ from torch import Tensor
 from widemargin.config import RunConfig
 from widemargin.data import Batch
 from widemargin.engine import FastNetwork, Plan
-from widemargin.engine.capturing import capturing
-from widemargin.engine.kernel_search import searching_kernels
+from widemargin.engine.capturing import capturing, wait_for_device
+from widemargin.engine.kernel_choice import choosing_kernels
 from widemargin.errors import WidemarginWarning
-from widemargin.precision import allowing_tf32
 from widemargin.regularizers import Penalty
 from widemargin.training.state import TrainState
 from widemargin.training.step import Moment, take_step
@@ -32,13 +30,6 @@ from widemargin.types import Nets
 
 WARM_UP = 3
 """Steps of a kind that run before it is captured: they compile, choose kernels and allocate."""
-
-
-@contextmanager
-def prepared(plan: Plan) -> Iterator[None]:
-    """Inside, kernels are chosen as the plan says; a replayed graph has made its choice."""
-    with allowing_tf32(plan.tf32), searching_kernels(plan.tuned):
-        yield
 
 
 @dataclass(frozen=True)
@@ -108,7 +99,7 @@ class GraphedSteps:
         kind.x.copy_(batch.images)
         kind.y.copy_(batch.labels)
         if kind.graph is None:
-            with prepared(self._plan):
+            with choosing_kernels(self._plan, self._device):
                 self._prepare(kind)
         if kind.graph is not None:
             kind.graph.replay()
@@ -162,11 +153,11 @@ class GraphedSteps:
         for generator in self._generators.values():
             graph.register_generator_state(generator)
         try:
-            with capturing(graph, self._pool):
+            with capturing(graph, self._device, self._pool):
                 self._step(kind)
         except RuntimeError as error:
             self._captures = False
-            torch.cuda.synchronize(self._device)
+            wait_for_device(self._device)
             warnings.warn(
                 f"a step of {type(self._objective).__name__} cannot be captured as a CUDA graph "
                 f"({str(error).splitlines()[0]}); training goes on without graphs",

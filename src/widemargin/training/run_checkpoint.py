@@ -6,6 +6,8 @@ changes the numbers, where it is not the default.
 
 from pathlib import Path
 
+import torch
+
 from widemargin.checkpoints import (
     PREVIOUS,
     Checkpoint,
@@ -70,6 +72,8 @@ def save(state: TrainState, run: Run, which: Which, scores: dict[str, float]) ->
 def _versions(state: TrainState, run: Run) -> dict[str, str]:
     """What made the numbers; defaults are not named."""
     found = software_versions() | {"engine": run.plan.describe()}
+    if run.splits.train.device.type == "cuda" and run.plan.precision == "float32" and torch.backends.cudnn.allow_tf32:
+        found["engine"] += ", convolutions with TF32, as torch has it by default"
     if run.options.on_nonfinite != "stop":
         found["on_nonfinite"] = run.options.on_nonfinite
     if run.options.deterministic:

@@ -8,8 +8,9 @@ from typing import Protocol
 from widemargin.config import RunConfig
 from widemargin.data import Batch
 from widemargin.engine import FastNetwork, Plan
+from widemargin.engine.kernel_choice import choosing_kernels
 from widemargin.shares import sharing, sums_over_processes
-from widemargin.training.graphed import GraphedSteps, prepared
+from widemargin.training.graphed import GraphedSteps
 from widemargin.training.state import TrainState
 from widemargin.training.step import Moment, train_step
 from widemargin.types import Nets
@@ -34,7 +35,7 @@ class PlainSteps:
 
     def __call__(self, batch: Batch, moment: Moment) -> None:
         """Update the networks and the sums."""
-        with prepared(self._plan), sharing(batch.share):
+        with choosing_kernels(self._plan, batch.labels.device), sharing(batch.share):
             for net in self._nets.all().values():
                 if isinstance(net, FastNetwork):
                     net.refresh()

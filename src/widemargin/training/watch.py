@@ -13,6 +13,7 @@ from widemargin.evaluation.accuracy import ALONE, percent, verdicts
 from widemargin.evaluation.margins import MeasuredMargins, measure_margins
 from widemargin.evaluation.processes import Processes
 from widemargin.modes import copied_buffers, with_buffers
+from widemargin.precision import full_float32
 from widemargin.training.setup import Splits, make_augmentation
 from widemargin.types import Nets
 
@@ -62,11 +63,12 @@ def _margins(
 
 def _by_batch(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     """(margins, correct) of each batch; a process may have none."""
-    first = next(batches, None)
-    if first is None:
-        return []
     sizes: list[int] = []
-    measured = measure_margins(model, chain([first], batches), advance=sizes.append)
+    with full_float32():  # what is measured is made by an attack, which is not to depend on the switches either
+        first = next(batches, None)
+        if first is None:
+            return []
+        measured = measure_margins(model, chain([first], batches), advance=sizes.append)
     return list(zip(measured.margins.split(sizes), measured.correct.split(sizes), strict=True))
 
 
