@@ -17,7 +17,7 @@ from widemargin.config import EvaluationConfig
 from widemargin.config_files import to_dict
 from widemargin.data import ImageSet, in_order
 from widemargin.errors import InputError
-from widemargin.evaluation import Subject, Target, evaluate, load_target, measure_margins
+from widemargin.evaluation import Report, Subject, Target, evaluate, load_target, measure_margins
 from widemargin.evaluation.margins import MeasuredMargins
 from widemargin.experiments.hardware import hardware_name
 from widemargin.experiments.job import RESULT, Job
@@ -84,9 +84,15 @@ def _counted(measured: MeasuredMargins) -> Any:
 def _accuracy(job: Job, model: nn.Module, test: ImageSet, target: Target) -> dict[str, float]:
     """As the recipe's plan says, with the records beside the run; an interrupted evaluation goes on."""
     plan = job.config.evaluation
-    if plan is None:
-        return {}
-    report = evaluate(
+    return {} if plan is None else _evaluated(job, "evaluation", plan, model, test, target).accuracy
+
+
+def _evaluated(
+    job: Job, folder: str, plan: EvaluationConfig, model: nn.Module, test: ImageSet, target: Target, **options: Any
+) -> Report:
+    """The evaluation in that folder of the job. On a GPU AutoAttack searches large networks with TF32."""
+    on_gpu = next(model.parameters()).is_cuda
+    return evaluate(
         model,
         test,
         plan.attacks,
@@ -94,19 +100,13 @@ def _accuracy(job: Job, model: nn.Module, test: ImageSet, target: Target) -> dic
         plan.norm,
         plan.step_size,
         job.seed,
-        job.folder / "evaluation",
+        job.folder / folder,
         max_steps=ATTACK_STEPS if job.quick else None,
         sanity=not job.quick,
-        search=_search(job, model),
+        search="tf32" if on_gpu and not job.is_small else "float32",
         subject=_subject(job, test, target),
+        **options,
     )
-    return report.accuracy
-
-
-def _search(job: Job, model: nn.Module) -> str:
-    """AutoAttack of a large network takes minutes on a GPU with TF32, and half an hour without."""
-    on_gpu = next(model.parameters()).is_cuda
-    return "tf32" if on_gpu and not job.is_small else "float32"
 
 
 def _subject(job: Job, test: ImageSet, target: Target) -> Subject:
@@ -125,26 +125,12 @@ def judge_with(job: Job, judgment: str, *, data_dir: str | None, device: torch.d
     config = job.config
     target = load_target(job.folder / "run")
     test = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=device).test
-    plan = later_plan(job, judgment)
-    large = job.is_small and device.type == "cuda"
-    evaluate(
-        target.model.to(device),
-        test,
-        plan.attacks,
-        plan.eps,
-        plan.norm,
-        plan.step_size,
-        job.seed,
-        job.folder / judgment,
-        distance=judgment == "distance",
-        limit=DISTANCES if judgment == "distance" else None,
-        max_steps=ATTACK_STEPS if job.quick else None,
-        sanity=not job.quick,
-        search=_search(job, target.model),
-        subject=_subject(job, test, target),
-        shard_size=LARGE_PIECE if large else 500,
-        batch_size=LARGE_PIECE if large else 250,
-    )
+    options: dict[str, Any] = {}
+    if judgment == "distance":
+        options |= {"distance": True, "limit": DISTANCES}
+    if job.is_small and device.type == "cuda":
+        options |= {"shard_size": LARGE_PIECE, "batch_size": LARGE_PIECE}
+    _evaluated(job, judgment, later_plan(job, judgment), target.model.to(device), test, target, **options)
 
 
 def later_plan(job: Job, judgment: str) -> EvaluationConfig:

@@ -24,7 +24,7 @@ def work_together(
     describe: Callable[[Sequence[Task]], str],
     *,
     workers: int,
-    lanes: Callable[[Task], int] = lambda task: 1,  # noqa: ARG005
+    lanes: Callable[[Task], int],
     deadline: float,
     console: Console,
 ) -> list[Failure]:
