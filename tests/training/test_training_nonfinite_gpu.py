@@ -33,7 +33,7 @@ def _breaking(monkeypatch):
 
 @pytest.fixture(params=MODELS)
 def config(request, tiny):
-    quiet = ("watch.margins=[]", "watch.test=false", "optimizer.lr=0.01")
+    quiet = ("watch.margins=[]", "watch.test=false", "optimizer.lr=0.001")
     return tiny(*MODELS[request.param], *quiet, "batch_size=8", breaking(label=3))
 
 

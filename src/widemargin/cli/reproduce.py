@@ -63,7 +63,7 @@ def reproduce(
     judge_rows: Annotated[
         str | None,
         typer.Option(
-            help="Rows for --judge-with: 'best' is the row of the highest PGD accuracy with ST, and with AT.",
+            help="Rows for --judge-with: 'best' is, for each method, the row of the highest PGD accuracy.",
             show_default=BEST,
         ),
     ] = None,

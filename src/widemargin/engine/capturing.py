@@ -1,7 +1,9 @@
 """One capture of a CUDA graph at a time, whatever other threads of the process do on the GPU meanwhile.
 
-Torch hands out its streams in rotation, so a new stream may be one that somebody uses. Captures therefore have a stream
+Torch hands out its streams in rotation, so a new stream may be one that somebody uses. Captures therefore have streams
 of another priority, from a pool that nothing else here draws from: no launch of another thread gets into a graph.
+Each thread has its own. cuBLAS has one workspace for a stream and a handle, every backward pass of the process has the
+same handle, and a graph keeps the workspace it was captured with: graphs that are replayed at once must not share it.
 
 Whoever takes several of the process's locks takes them in this order: TF32 switches, global generator, captures.
 """
@@ -9,7 +11,6 @@ Whoever takes several of the process's locks takes them in this order: TF32 swit
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -32,6 +33,17 @@ def wait_for_device(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-@cache
+class _Own(threading.local):
+    """What a thread has for itself: the stream of its captures, on each device."""
+
+    def __init__(self) -> None:
+        self.streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+_own = _Own()
+
+
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)
+    if device not in _own.streams:
+        _own.streams[device] = torch.cuda.Stream(device, priority=-1)
+    return _own.streams[device]

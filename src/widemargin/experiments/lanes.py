@@ -24,6 +24,8 @@ WIDTH = 200
 FAILURE = "failed: "
 """How the last line of a lane that failed begins."""
 POLL_SECONDS = 0.2
+SWITCH_SECONDS = 0.0005
+"""How long a lane may hold the interpreter while others wait: less than a step of a small network takes."""
 PATIENCE = 120.0
 """Seconds between asking to stop and killing: a step may be compiling."""
 
@@ -49,6 +51,7 @@ def side_by_side(tasks: Sequence[Task], perform: Perform, device: torch.device) 
         with _line_by_line(number) as lines, _own_stream(device):
             codes[number] = _do(tasks[number], perform, stop, lines)
 
+    sys.setswitchinterval(SWITCH_SECONDS)
     threads = [threading.Thread(target=lane, args=(n,), name=mark(n), daemon=True) for n in range(len(tasks))]
     with stop.heard():
         for thread in threads:

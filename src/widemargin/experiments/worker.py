@@ -126,5 +126,9 @@ def _output(task: Task) -> TextIO:
 
 
 def _surroundings(threads: int) -> dict[str, str]:
-    """Long lines are not wrapped; the processes do not fight for the cores, unless the user has said how many."""
-    return {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"} | dict(os.environ) | {"COLUMNS": "200"}
+    """Long lines are not wrapped; the processes do not fight for the cores, unless the user has said how many.
+
+    A lane's stream has a queue of its own on the GPU, which has eight unless told otherwise.
+    """
+    wishes = {"OMP_NUM_THREADS": str(threads), "CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTHONUNBUFFERED": "1"}
+    return wishes | dict(os.environ) | {"COLUMNS": "200"}
