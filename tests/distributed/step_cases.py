@@ -13,7 +13,7 @@ from torch import Tensor
 
 from widemargin import PGD, InputError
 from widemargin.config import AveragingConfig, DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
-from widemargin.data import Batches, CropFlip, ImageSet
+from widemargin.data import Batch, Batches, CropFlip, ImageSet
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin, Linear
 from widemargin.models import LBGATTeacherConfig, MLPConfig, WideResNetConfig
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
@@ -163,7 +163,7 @@ def _train(state: TrainState, config: RunConfig, batches: Batches, dtype: torch.
         state.sums = {}
         for batch in batches.epoch(epoch):
             moment = Moment(seed=3, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
-            steps(replace(batch, images=batch.images.to(dtype)), moment)
+            steps(Batch(batch.step, batch.indices, batch.images.to(dtype), batch.labels, batch.share), moment)
             if state.average is not None:
                 update_average(state.average, state.nets.model, decay=0.9, updates=moment.total_steps)
 

@@ -153,7 +153,10 @@ def trained(
     state = state_of(config, device, shape)
     for net in state.nets.all().values():
         net.to(dtype)
-    given = [replace(batch, images=batch.images.to(dtype)) for batch in batches(shape, count, device)]
+    given = [
+        Batch(batch.step, batch.indices, batch.images.to(dtype), batch.labels)
+        for batch in batches(shape, count, device)
+    ]
     take(make_steps(plan, state, config), given)
     return state
 

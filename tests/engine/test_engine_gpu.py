@@ -15,6 +15,7 @@ from engine_cases import (
     parameters,
     run_of,
     state_of,
+    take,
     trained,
     weights,
 )
@@ -22,8 +23,10 @@ from engine_cases import (
 from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
 from widemargin.attacks import PGD
 from widemargin.config_files import with_overrides
-from widemargin.data import ImageSet, in_order
+from widemargin.data import Batch, Batches, CropFlip, ImageSet, NoAugmentation, in_order
 from widemargin.engine import FastNetwork, Plan, Replayed, make_plan
+from widemargin.engine import replayed as replayed_module
+from widemargin.engine.replayed import CALLS
 from widemargin.evaluation.accuracy import verdicts
 from widemargin.evaluation.margins import measure_margins
 from widemargin.precision import full_float32
@@ -102,6 +105,22 @@ def test_random_numbers_change_from_step_to_step_and_repeat() -> None:
     assert len({round(value, 9) for value in values[::2]}) == 6
 
 
+@pytest.mark.parametrize("augmentation", [NoAugmentation(), CropFlip(padding=2)])
+def test_batches_made_inside_the_graph_are_those_made_outside(augmentation) -> None:  # type: ignore[no-untyped-def]
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (70, *SHAPES["cnn"]), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 10, (70,), generator=generator)
+    data = ImageSet(images, labels, num_classes=10, name="noise").to("cuda")
+    every = Batches(data=data, batch_size=8, seed=3, augmentation=augmentation)
+    picked = [batch for epoch in range(3) for batch in every.epoch(epoch)]
+    made = [Batch(batch.step, batch.indices, batch.images, batch.labels) for batch in picked]
+    config = run_of("cnn", "at-random", "stochastic")
+    inside, outside = (state_of(config, "cuda", SHAPES["cnn"]) for _ in range(2))
+    take(make_steps(GRAPHED, inside, config), picked)
+    take(make_steps(GRAPHED, outside, config), made)
+    assert torch.equal(weights(inside), weights(outside))
+
+
 def take_one(steps, batch, number):  # type: ignore[no-untyped-def]
     steps(batch, Moment(seed=0, epoch=0, step=number, steps_per_epoch=100))
 
@@ -136,7 +155,7 @@ def test_bfloat16_step_of_every_objective(objective: str) -> None:
 def test_the_plan_for_this_gpu() -> None:
     device = torch.device("cuda")
     small = state_of(run_of("mlp"), "cuda").nets.model
-    assert make_plan("auto", small, (1, 28, 28), device) == Plan(engine="fast", graphs=True)
+    assert make_plan("auto", small, (1, 28, 28), device) == Plan(engine="fast", precision="tf32", graphs=True)
     assert make_plan("eager", small, (1, 28, 28), device) == Plan()
 
 
@@ -166,6 +185,7 @@ def test_replayed_verdicts_and_margins_are_those_of_plain_calls(model: str, monk
         labels = network(images).argmax(1)
     data = ImageSet(images=images, labels=labels, num_classes=10, name="random")
     attack = PGD(eps=8 / 255, step_size=2 / 255, steps=5)
+    monkeypatch.setattr(replayed_module, "CALLS", 1)
 
     def measured() -> tuple[torch.Tensor, torch.Tensor]:
         margins = measure_margins(network, in_order(data, 16)).margins
@@ -184,7 +204,7 @@ def test_what_cannot_be_captured_is_called() -> None:
         return x * float(x.sum())
 
     function = Replayed(peeking)
-    for number in range(4):
+    for number in range(CALLS + 3):
         x = torch.full((3,), float(number), device="cuda")
         assert function(x).tolist() == peeking(x).tolist()
 

@@ -23,7 +23,7 @@ def emr_of(name):
 def test_mnist_protocol(name):
     config = RECIPES[name].config
     assert (config.epochs, config.batch_size) == (50, 100)
-    assert config.model == MLPConfig(hidden=(1024, 1024, 1024, 1024))
+    assert config.model == MLPConfig(hidden=(1024, 1024, 1024, 1024), init="he")
     assert (config.data.name, config.data.augmentation, config.data.held_out) == ("mnist", "none", 0)
     assert (config.optimizer.lr, config.optimizer.momentum) == (0.01, 0.9)
     assert config.optimizer.schedule == Steps(milestones=(30,), factor=0.1)

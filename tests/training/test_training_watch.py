@@ -90,7 +90,9 @@ def test_accuracies_clean_and_attacked_against_a_loop(tiny, tmp_path):
 
 
 def test_only_the_first_margin_samples_are_measured(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(watch_module, "BATCH", 16)  # 20 samples: one whole batch and a part of the next
+    monkeypatch.setattr(
+        watch_module, "batch_size", lambda config: 16
+    )  # 20 samples: one whole batch and a part of the next
     line = train(tiny("epochs=1", "watch.margin_samples=20"), out=tmp_path).metrics[-1]
     model = model_of(tmp_path)
     for split in ("train", "test"):

@@ -21,6 +21,7 @@ from torch import nn
 from widemargin.attacks import FGSM, PGD
 from widemargin.config import RunConfig
 from widemargin.engine import forward_flops
+from widemargin.engine.flop_count import FlopCount
 from widemargin.errors import InputError
 from widemargin.modes import evaluating
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
@@ -73,14 +74,13 @@ class Work:
 
 def network_work(model: nn.Module, image_shape: tuple[int, ...]) -> Work:
     """Counted on a copy of the model, one image."""
-    from torch.utils.flop_counter import FlopCounterMode  # a second to import
-
     network = copy.deepcopy(model)
     device = next(network.parameters()).device
     forward = forward_flops(network, image_shape, device)
-    with FlopCounterMode(display=False) as counter, evaluating(network):
+    counter = FlopCount()
+    with counter, evaluating(network):
         network(torch.zeros(1, *image_shape, device=device)).sum().backward()
-    return Work(forward=forward, first=3 * forward - float(counter.get_total_flops()))
+    return Work(forward=forward, first=3 * forward - counter.total)
 
 
 def step_passes(config: RunConfig, num_classes: int) -> dict[str, Passes]:

@@ -1,7 +1,7 @@
 """Data: readers, one form to hold images in, splits, augmentation and resumable batches."""
 
-from widemargin.data.augment import AUGMENTATIONS, Augmentation, CropFlip, NoAugmentation
-from widemargin.data.batches import Batch, Batches, epoch_order, in_order
+from widemargin.data.augment import AUGMENTATIONS, Augmentation, CropFlip, DrawnBefore, NoAugmentation
+from widemargin.data.batches import Batch, Batches, Picked, epoch_order, in_order
 from widemargin.data.catalog import DATASETS, SPLITS, Split, load
 from widemargin.data.cifar import read_cifar10
 from widemargin.data.idx import read_images, read_labels
@@ -19,8 +19,10 @@ __all__ = [
     "Batch",
     "Batches",
     "CropFlip",
+    "DrawnBefore",
     "ImageSet",
     "NoAugmentation",
+    "Picked",
     "Split",
     "as_floats",
     "data_folder",

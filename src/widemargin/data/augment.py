@@ -4,7 +4,7 @@ The draws are made by a CPU generator and then moved, so that every device sees 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,12 +21,33 @@ class Augmentation(Protocol):
         ...
 
 
+@runtime_checkable
+class DrawnBefore(Protocol):
+    """An augmentation in two halves: what it draws, on the CPU, and what it does, which a CUDA graph can hold."""
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """The draws for so many images."""
+        ...
+
+    def apply(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Change the images as drawn; the draws are on their device."""
+        ...
+
+
 @dataclass(frozen=True)
 class NoAugmentation:
     """Images as they are."""
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002
         """Return the batch untouched; nothing is drawn."""
+        return images
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:  # noqa: ARG002
+        """Nothing."""
+        return torch.empty(0, count, dtype=torch.int64)
+
+    def apply(self, images: Tensor, draws: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the batch untouched."""
         return images
 
 
@@ -41,9 +62,13 @@ class CropFlip:
             raise InputError(f"CropFlip.padding must be a whole number of pixels from 0 up, got {self.padding!r}")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Zero-pad, crop at a random place, flip with probability 1/2; one gather for the whole batch."""
+        """Zero-pad, crop at a random place, flip with probability 1/2."""
+        return self.apply(images, self.draw(len(images), generator).to(images.device, non_blocking=True))
+
+    def apply(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Pad, crop and flip as ``draw`` says; one gather for the whole batch."""
         B, C, H, W = images.shape
-        down, right, flip = self.draw(B, generator).to(images.device, non_blocking=True)
+        down, right, flip = draws
         y, x = (torch.arange(size, device=images.device) for size in (H, W))
         rows = down[:, None] + y  # (B, H)
         columns = right[:, None] + torch.where(flip[:, None] == 1, W - 1 - x, x)  # (B, W)

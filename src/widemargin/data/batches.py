@@ -4,8 +4,9 @@ Several processes share each batch: all of them augment the whole of it, with th
 rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -17,21 +18,58 @@ from widemargin.randomness import derived
 from widemargin.shares import Share, share_of
 
 
-@dataclass(frozen=True, eq=False)
 class Batch:
-    """One step's data: images (B, C, H, W) float32 in [0, 1], labels (B,), and where in the set they come from."""
+    """One step's data: images (B, C, H, W) float32 in [0, 1], labels (B,), and where in the set they come from.
 
-    step: int
-    indices: Tensor
-    images: Tensor
-    labels: Tensor
-    share: Share | None = None
-    """Which rows of the step's batch these are, where several processes share it."""
+    ``share`` says which rows of the step's batch these are, where several processes share it.
+    """
+
+    def __init__(self, step: int, indices: Tensor, images: Tensor, labels: Tensor, share: Share | None = None) -> None:
+        self.step, self.indices, self.share = step, indices, share
+        self._images, self._labels = images, labels
+
+    @property
+    def images(self) -> Tensor:
+        """(B, C, H, W) float32 in [0, 1]."""
+        return self._images
+
+    @property
+    def labels(self) -> Tensor:
+        """(B,) int64."""
+        return self._labels
 
     @property
     def size(self) -> int:
         """Samples in the whole batch."""
-        return len(self.labels) if self.share is None else self.share.total
+        return len(self.indices) if self.share is None else self.share.total
+
+
+class Picked(Batch):
+    """A batch that is made when somebody looks: until then it is a choice of images and what changes them."""
+
+    def __init__(
+        self,
+        step: int,
+        rows: Tensor,
+        data: ImageSet,
+        augmentation: Augmentation,
+        generator: Callable[[], torch.Generator],
+        share: Share | None = None,
+    ) -> None:
+        self.step, self.rows, self.share = step, rows, share
+        self.data, self.augmentation, self.generator = data, augmentation, generator
+        self.indices = rows if share is None else rows[share.rows]
+
+    @cached_property
+    def images(self) -> Tensor:
+        """(B, C, H, W) float32 in [0, 1]."""
+        whole = self.augmentation(self.data.images[self.rows], self.generator())
+        return as_floats(whole if self.share is None else whole[self.share.rows])
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """(B,) int64."""
+        return self.data.labels[self.indices]
 
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> Tensor:
@@ -73,12 +111,10 @@ class Batches:
         return (self._batch(order, epoch, step) for step in range(start_step, self.steps_per_epoch))
 
     def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
-        indices = order[step * self.batch_size : (step + 1) * self.batch_size]
-        images = self.augmentation(self.data.images[indices], derived(self.seed, "augment", epoch, step))
-        share = share_of(len(indices), rank=self.rank, processes=self.processes)
-        if share is not None:
-            indices, images = indices[share.rows], images[share.rows]
-        return Batch(step, indices, as_floats(images), self.data.labels[indices], share)
+        rows = order[step * self.batch_size : (step + 1) * self.batch_size]
+        share = share_of(len(rows), rank=self.rank, processes=self.processes)
+        generator = partial(derived, self.seed, "augment", epoch, step)
+        return Picked(step, rows, self.data, self.augmentation, generator, share)
 
 
 def in_order(data: ImageSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

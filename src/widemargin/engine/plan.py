@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from widemargin.checks import choice
+from widemargin.engine.flop_count import FlopCount
 from widemargin.modes import evaluating
 
 Engine = Literal["auto", "eager", "fast"]
@@ -71,11 +72,10 @@ def make_plan(engine: str, model: nn.Module, image_shape: tuple[int, ...], devic
 
 def forward_flops(model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> float:
     """FLOPs (a multiply-add counts two) of one image's forward pass: convolutions and matrix products."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), evaluating(model):
+    counter = FlopCount()
+    with counter, torch.no_grad(), evaluating(model):
         model(torch.zeros(1, *image_shape, device=device))
-    return float(counter.get_total_flops())
+    return counter.total
 
 
 def has_convolutions(model: nn.Module) -> bool:

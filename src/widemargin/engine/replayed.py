@@ -1,9 +1,10 @@
-"""A function of tensors as a CUDA graph: captured on its second call for a shape, replayed from then on.
+"""A function of tensors as a CUDA graph: captured after a few calls with a shape, replayed from then on.
 
 The kernels are those of the ordinary call, so the numbers are too; only the time between launches is gone. Outside
 CUDA, and where a capture fails, the function is simply called.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 from widemargin.engine.capturing import capturing, wait_for_device
 
 Function = Callable[..., Tensor]
+CALLS = 10
+"""Calls with a shape before one is captured: a capture makes everybody on the GPU wait, and must be worth it."""
 
 
 class Replayed:
@@ -21,6 +24,7 @@ class Replayed:
     def __init__(self, function: Function) -> None:
         self._function = function
         self._captured: dict[Any, tuple[Any, tuple[Tensor, ...], Tensor] | None] = {}
+        self._calls: Counter[Any] = Counter()
         self._captures = True
 
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -28,10 +32,10 @@ class Replayed:
         if not (self._captures and inputs[0].is_cuda):
             return self._function(*inputs)
         key = tuple((tensor.shape, tensor.dtype, tensor.stride()) for tensor in inputs)
-        if key not in self._captured:
-            self._captured[key] = None  # the next call of this shape captures
+        if self._calls[key] < CALLS:
+            self._calls[key] += 1
             return self._function(*inputs)
-        if self._captured[key] is None:
+        if key not in self._captured:
             self._captured[key] = self._capture(inputs)
         found = self._captured[key]
         if found is None:

@@ -26,7 +26,7 @@ from widemargin.files import write_text_whole
 from widemargin.margins.histogram import WIDTHS, count_margins
 from widemargin.training import RunResult
 from widemargin.training.setup import Splits, load_splits
-from widemargin.training.watch import first_samples, training_points
+from widemargin.training.watch import batch_size, first_samples, training_points
 from widemargin.types import Nets
 
 JUDGMENTS = ("autoattack", "distance")
@@ -72,8 +72,8 @@ def _margins(job: Job, model: nn.Module, splits: Splits) -> dict[str, MeasuredMa
     points = training_points(Nets(model=model), splits.train, config, config.epochs)
     samples = config.watch.margin_samples if job.quick else None  # the curves may be of fewer images, the table is not
     return {
-        "margin_train": measure_margins(model, first_samples(points, samples)),
-        "margin_test": measure_margins(model, in_order(splits.test, 500)),
+        "margin_train": measure_margins(model, first_samples(points, samples, batch_size(config))),
+        "margin_test": measure_margins(model, in_order(splits.test, batch_size(config))),
     }
 
 

@@ -13,6 +13,7 @@ from widemargin.errors import InputError
 from widemargin.heads import LinearHead, MakeHead
 from widemargin.models.cnn import CNN
 from widemargin.models.constraints import ImageShape, require_count, require_counts
+from widemargin.models.initialization import Init, initialize, require_init
 from widemargin.models.mlp import MLP
 from widemargin.models.normalize import Normalization
 from widemargin.models.resnet import TEACHER_STRIDES, USUAL_STRIDES, ResNet18
@@ -22,51 +23,59 @@ from widemargin.models.wide_resnet import Variant, WideResNet, check_wide_resnet
 
 @dataclass(frozen=True, kw_only=True)
 class MLPConfig:
-    """The paper's MLP for MNIST; ``hidden`` holds one width per hidden layer."""
+    """The paper's MLP for MNIST; ``hidden`` holds one width per hidden layer, ``init`` says how weights are drawn."""
 
     hidden: tuple[int, ...] = (1024, 1024, 1024, 1024)
     normalize: Normalization | None = None
+    init: Init = "torch"
 
     def __post_init__(self) -> None:
         """Refuse widths that are not counts."""
         require_counts("MLPConfig.hidden", self.hidden, remedy="give one width per hidden layer, such as (1024, 1024)")
         _require_normalization("MLPConfig", self.normalize)
+        require_init("MLPConfig", self.init)
 
     def build(
         self, *, image_shape: ImageShape, num_classes: int, seed: int | None, make_head: MakeHead = LinearHead
     ) -> MLP:
         """The network with weights drawn from ``seed``."""
         with initialized_from(seed):
-            return MLP(
+            model = MLP(
                 image_shape=image_shape,
                 num_classes=num_classes,
                 hidden=self.hidden,
                 normalize=self.normalize,
                 make_head=make_head,
             )
+            initialize(model, self.init)
+            return model
 
 
 @dataclass(frozen=True, kw_only=True)
 class CNNConfig:
-    """The paper's small CNN for CIFAR-10."""
+    """The paper's small CNN for CIFAR-10; ``init`` says how weights are drawn."""
 
     normalize: Normalization | None = None
+    init: Init = "torch"
 
     def __post_init__(self) -> None:
         """Refuse a normalization of the wrong kind."""
         _require_normalization("CNNConfig", self.normalize)
+        require_init("CNNConfig", self.init)
 
     def build(
         self, *, image_shape: ImageShape, num_classes: int, seed: int | None, make_head: MakeHead = LinearHead
     ) -> CNN:
         """The network with weights drawn from ``seed``."""
         with initialized_from(seed):
-            return CNN(
+            model = CNN(
                 image_shape=image_shape,
                 num_classes=num_classes,
                 normalize=self.normalize,
                 make_head=make_head,
             )
+            initialize(model, self.init)
+            return model
 
 
 @dataclass(frozen=True, kw_only=True)

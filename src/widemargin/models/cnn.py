@@ -1,7 +1,7 @@
 """The paper's small CNN for CIFAR-10 (Table 5): four convolutions, no padding, no batch norm.
 
 Sizes 32 -> 28 -> 24 -> (average pool) 12 -> 10 -> 8 -> (global average) 1; ReLU after each convolution.
-Keys: ``conv{1-4}.{weight,bias}, fc.{weight,bias}``. PyTorch's default initialization. 276,426 parameters.
+Keys: ``conv{1-4}.{weight,bias}, fc.{weight,bias}``. 276,426 parameters.
 """
 
 from typing import cast

@@ -1,6 +1,6 @@
 """The paper's MLP for MNIST: 784 -> 1024 x 4 (ReLU each) -> 10, without batch norm or dropout.
 
-Keys: ``fcs.{i}.{weight,bias}``; the last one is the head. PyTorch's default initialization.
+Keys: ``fcs.{i}.{weight,bias}``; the last one is the head.
 """
 
 import math

@@ -1,12 +1,13 @@
 """Steps as CUDA graphs: the whole step (attack, forwards, penalties, backward, update) is captured once and replayed.
 
 A replay costs one launch, so small networks no longer wait for Python. What changes from step to step lies in tensors
-at fixed addresses: the batch, the learning rate, the penalties' factors, and the random numbers' seeds. A graph belongs
-to one kind of step: the batch's shape, which penalties are due, and the objective's phase. An objective that says
-nothing about its phases is captured again every epoch, because it may do something else in each.
+at fixed addresses: the batch (``graph_inputs``), the learning rate, the penalties' factors, and the random numbers'
+seeds; what stays as it was is not written again. A graph belongs to one kind of step: the batch's shape, which
+penalties are due, and the objective's phase. An objective that says nothing about its phases is captured again every
+epoch, because it may do something else in each.
 
 The random numbers come from generators on the GPU, seeded for every step as on the CPU, so that a resumed run draws the
-same; they are not the CPU's numbers.
+same; they are not the CPU's numbers. A generator that no step of a kind has drawn from is left out of its graph.
 """
 
 import warnings
@@ -24,6 +25,7 @@ from widemargin.engine.capturing import capturing, wait_for_device
 from widemargin.engine.kernel_choice import choosing_kernels
 from widemargin.errors import WidemarginWarning
 from widemargin.regularizers import Penalty
+from widemargin.training.graph_inputs import Inputs, inputs_for, kind_of
 from widemargin.training.state import TrainState
 from widemargin.training.step import Moment, take_step
 from widemargin.types import Nets
@@ -39,7 +41,7 @@ class Fixed:
     epoch: int
     device: torch.device
     generators: dict[str, torch.Generator]
-    factors: dict[str, Tensor]
+    factors: dict[str, "Factor"]
 
     def generator(self, purpose: str) -> torch.Generator:
         """The generator of that purpose; it is seeded before the step."""
@@ -49,27 +51,50 @@ class Fixed:
 
     def factor(self, penalty: Penalty, batch_size: int) -> Tensor:  # noqa: ARG002 - set before the step
         """The factor, in a tensor."""
+        return self._factor(penalty).tensor
+
+    def set_to(self, moment: Moment, penalties: tuple[Penalty, ...], batch_size: int, drawn: set[str] | None) -> None:
+        """Fill in this moment's numbers; only the generators that are drawn from, where that is known."""
+        for purpose in ("attack", *(penalty.name for penalty in penalties)):
+            if drawn is None or purpose in drawn:
+                self.generator(purpose).manual_seed(moment.derived_seed(purpose))
+        for penalty in penalties:
+            self._factor(penalty).set_to(moment.factor(penalty, batch_size))
+
+    def drawn(self) -> set[str]:
+        """The purposes whose generators have been drawn from since they were seeded."""
+        return {purpose for purpose, generator in self.generators.items() if generator.get_offset()}
+
+    def _factor(self, penalty: Penalty) -> "Factor":
         if penalty.name not in self.factors:
-            self.factors[penalty.name] = torch.zeros((), device=self.device)
+            self.factors[penalty.name] = Factor(torch.zeros((), device=self.device))
         return self.factors[penalty.name]
 
-    def set_to(self, moment: Moment, penalties: tuple[Penalty, ...], batch_size: int) -> None:
-        """Fill in this moment's numbers."""
-        for purpose in ("attack", *(penalty.name for penalty in penalties)):
-            self.generator(purpose).manual_seed(moment.derived_seed(purpose))
-        for penalty in penalties:
-            self.factor(penalty, batch_size).fill_(moment.factor(penalty, batch_size))
+
+@dataclass
+class Factor:
+    """A penalty's factor, written when it changes."""
+
+    tensor: Tensor
+    value: float = 0.0
+
+    def set_to(self, value: float) -> None:
+        """Make it this."""
+        if value != self.value:
+            self.tensor.fill_(value)
+            self.value = value
 
 
 @dataclass
 class Kind:
-    """One kind of step: where its batch lies, how often it ran, its graph once captured."""
+    """One kind of step: what holds its batch, how often it ran, its graph once captured."""
 
-    x: Tensor
-    y: Tensor
+    inputs: Inputs
     penalties: tuple[Penalty, ...]
     epoch: int
     runs: int = 0
+    drawn: set[str] = field(default_factory=set)
+    """Which generators its steps have drawn from, once it has run."""
     graph: Any = None
     names: list[str] = field(default_factory=list)
 
@@ -82,7 +107,7 @@ class GraphedSteps:
         self._objective, self._penalties = config.objective, config.penalties()
         self._device = next(nets.model.parameters()).device
         self._generators: dict[str, torch.Generator] = {}
-        self._factors: dict[str, Tensor] = {}
+        self._factors: dict[str, Factor] = {}
         self._kinds: dict[Any, Kind] = {}
         self._totals: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] | None = None
@@ -95,9 +120,9 @@ class GraphedSteps:
         """Update the networks and the sums."""
         kind = self._kind(batch, moment)
         self._take_over_sums()
-        self._circumstances(kind).set_to(moment, kind.penalties, len(batch.labels))
-        kind.x.copy_(batch.images)
-        kind.y.copy_(batch.labels)
+        drawn = None if kind.graph is None else kind.drawn
+        self._circumstances(kind).set_to(moment, kind.penalties, batch.size, drawn)
+        kind.inputs.fill(batch)
         if kind.graph is None:
             with choosing_kernels(self._plan, self._device):
                 self._prepare(kind)
@@ -112,17 +137,17 @@ class GraphedSteps:
             self._capture(kind)
         if kind.graph is None:
             self._on_the_side(lambda: self._step(kind))
+            kind.drawn |= self._circumstances(kind).drawn()
 
     def _kind(self, batch: Batch, moment: Moment) -> Kind:
         due = moment.due(self._penalties)
         phase: Callable[[int], Any] | None = getattr(self._objective, "phase", None)
         at = moment.epoch if phase is None else phase(moment.epoch)
-        key = (batch.images.shape, tuple(penalty.name for penalty in due), phase is None, at)
+        key = (kind_of(batch), tuple(penalty.name for penalty in due), phase is None, at)
         if key not in self._kinds:
             if phase is None:
                 self._kinds = {k: v for k, v in self._kinds.items() if k[3] == at}
-            x = torch.empty_like(batch.images)
-            self._kinds[key] = Kind(x, torch.empty_like(batch.labels), due, moment.epoch)
+            self._kinds[key] = Kind(inputs_for(batch), due, moment.epoch)
         return self._kinds[key]
 
     def _circumstances(self, kind: Kind) -> Fixed:
@@ -132,13 +157,14 @@ class GraphedSteps:
         for net in self._nets.all().values():
             if isinstance(net, FastNetwork):
                 net.refresh()
+        x, y = kind.inputs.read()
         values = take_step(
             self._nets,
             self._state.optimizer,
             self._objective,
             kind.penalties,
-            kind.x,
-            kind.y,
+            x,
+            y,
             self._circumstances(kind),
             guard=self._state.guard,
         )
@@ -150,8 +176,8 @@ class GraphedSteps:
 
     def _capture(self, kind: Kind) -> None:
         graph = torch.cuda.CUDAGraph()
-        for generator in self._generators.values():
-            graph.register_generator_state(generator)
+        for purpose in kind.drawn:
+            graph.register_generator_state(self._generators[purpose])
         try:
             with capturing(graph, self._device, self._pool):
                 self._step(kind)

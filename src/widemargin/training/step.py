@@ -20,6 +20,9 @@ from widemargin.training.reduction import average_own_statistics, reduce_gradien
 from widemargin.training.state import TrainState
 from widemargin.types import Nets, Objective
 
+WRITTEN = "lr_written"
+"""The entry of an optimizer's group that says what its tensor holds."""
+
 
 class Circumstances(Protocol):
     """What a step is told besides the data."""
@@ -122,9 +125,10 @@ def take_step(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """The learning rate of the step to come."""
+    """The learning rate of the step to come; one in a tensor is written when it changes."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:
+        if not isinstance(group["lr"], Tensor):
             group["lr"] = lr
+        elif group.get(WRITTEN) != (group["lr"].data_ptr(), lr):
+            group["lr"].fill_(lr)
+            group[WRITTEN] = group["lr"].data_ptr(), lr

@@ -12,13 +12,15 @@ from widemargin.data import ImageSet, as_floats, in_order
 from widemargin.evaluation.accuracy import ALONE, percent, verdicts
 from widemargin.evaluation.margins import MeasuredMargins, measure_margins
 from widemargin.evaluation.processes import Processes
+from widemargin.models import MLPConfig
 from widemargin.modes import copied_buffers, with_buffers
 from widemargin.precision import full_float32
 from widemargin.training.setup import Splits, make_augmentation
 from widemargin.types import Nets
 
 Metrics = dict[str, float]
-BATCH = 500
+BATCH, PERCEPTRON_BATCH = 500, 2500
+"""Images measured at once; more where a layer keeps little of each, so that a GPU does not wait for launches."""
 
 
 def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: Processes = ALONE) -> Metrics:
@@ -34,27 +36,32 @@ def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: P
     if wanted.test:
         metrics |= _accuracies(model, splits.test, config, "test", group)
     if "train" in wanted.margins:
-        metrics |= _margins(model, training_points(nets, splits.train, config, epoch, group), wanted, "train", group)
+        metrics |= _margins(model, training_points(nets, splits.train, config, epoch, group), config, "train", group)
     if "test" in wanted.margins:
-        batches = (batch for number, batch in enumerate(in_order(splits.test, BATCH)) if group.mine(number))
-        metrics |= _margins(model, batches, wanted, "test", group)
+        every = enumerate(in_order(splits.test, batch_size(config)))
+        metrics |= _margins(model, (batch for number, batch in every if group.mine(number)), config, "test", group)
     return metrics
 
 
+def batch_size(config: RunConfig) -> int:
+    """So many images are measured at once."""
+    return PERCEPTRON_BATCH if isinstance(config.model, MLPConfig) else BATCH
+
+
 def _accuracies(model: nn.Module, data: ImageSet, config: RunConfig, split: str, group: Processes) -> Metrics:
-    metrics = {f"{split}_clean": percent(verdicts(model, data, batch_size=BATCH, group=group))}
-    attack = config.watch.attack
+    attack, size = config.watch.attack, batch_size(config)
+    metrics = {f"{split}_clean": percent(verdicts(model, data, batch_size=size, group=group))}
     if attack is not None:
-        found = verdicts(model, data, attack, batch_size=BATCH, seed=config.seed, group=group)
+        found = verdicts(model, data, attack, batch_size=size, seed=config.seed, group=group)
         metrics[f"{split}_robust"] = percent(found)
     return metrics
 
 
 def _margins(
-    model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], wanted: WatchConfig, split: str, group: Processes
+    model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], config: RunConfig, split: str, group: Processes
 ) -> Metrics:
     with group.agreeing():
-        mine = _by_batch(model, first_samples(batches, wanted.margin_samples, group))
+        mine = _by_batch(model, first_samples(batches, config.watch.margin_samples, batch_size(config), group))
     margins, correct = zip(*group.together(dict(zip(_numbers(group), mine, strict=False))).values(), strict=True)
     summary = MeasuredMargins(torch.cat(margins), torch.cat(correct)).over_correct()
     named = {"mean": summary.mean, "std": summary.std}
@@ -78,11 +85,11 @@ def _numbers(group: Processes) -> Iterator[int]:
 
 
 def first_samples(
-    batches: Iterator[tuple[Tensor, Tensor]], samples: int | None, group: Processes = ALONE
+    batches: Iterator[tuple[Tensor, Tensor]], samples: int | None, size: int, group: Processes = ALONE
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """This process's batches until so many samples have come in all of them; every batch for None."""
+    """This process's batches of that size until so many samples have come in all of them; every batch for None."""
     for number in _numbers(group):
-        left = None if samples is None else samples - number * BATCH
+        left = None if samples is None else samples - number * size
         if left is not None and left <= 0:
             return
         batch = next(batches, None)
@@ -98,11 +105,11 @@ def training_points(
 
     Measuring leaves the statistics alone, whatever mode the attack runs in.
     """
-    augment = make_augmentation(config.data)
-    for number, start in enumerate(range(0, len(train), BATCH)):
+    augment, size = make_augmentation(config.data), batch_size(config)
+    for number, start in enumerate(range(0, len(train), size)):
         if not group.mine(number):
             continue
-        part = slice(start, start + BATCH)
+        part = slice(start, start + size)
         x = as_floats(augment(train.images[part], randomness.derived(config.seed, "margin-augment", epoch, number)))
         y = train.labels[part]
         generator = randomness.derived(config.seed, "margin", epoch, number)
