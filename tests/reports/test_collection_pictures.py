@@ -32,12 +32,36 @@ def test_curves_are_means_over_seeds_with_a_band(jobs):
     axes = figure.axes[1]
     assert axes.get_title(loc="left") == "Standard training, test images"
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["weight decay 0.001", "EMR (2 seeds)"]
+    assert [label.rsplit(": ", 1)[0] for label in labels] == ["weight decay 0.001", "EMR (2 seeds)"]
     first, second = (dict(job.run.curve("test_margin_mean")) for job in jobs["mnist-mlp/st-emr"])
     drawn = dict(axes.lines[1].get_xydata())
     assert len(drawn) == 50
     assert drawn[50] == pytest.approx((first[50] + second[50]) / 2)
+    assert labels[1].endswith(f": {drawn[50]:.2f}")
     assert len(axes.collections) == 2
+
+
+def test_margins_that_mean_nothing_are_not_drawn_and_no_panel_cuts_what_another_needs(tmp_path):
+    write_job(tmp_path / "runs", "mnist-mlp/st-wd0.001", margin=1e14)  # a network that always says the same
+    write_job(tmp_path / "runs", "mnist-mlp/st-emr", margin=2.0)
+    collect([tmp_path / "runs"], tmp_path / "results")
+    figure = curve_figure(PLANS["figure2-mnist-margins.png"], by_recipe(read_tree(tmp_path / "results")))
+    for axes in figure.axes[:2]:
+        labels = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert labels[0] == "weight decay 0.001: no boundary"
+        low, high = axes.get_ylim()
+        assert low == 0
+        assert max(max(line.get_ydata(), default=0) for line in axes.lines) < high < 10
+
+
+def test_accuracies_begin_at_zero_only_where_they_come_near_it(tmp_path):
+    for name, clean in (("st-emr", 90.0), ("st-wd0.001", 95.0)):
+        write_job(tmp_path / "runs", f"mnist-mlp/{name}", clean=clean)
+    collect([tmp_path / "runs"], tmp_path / "results")
+    figure = curve_figure(PLANS["accuracy-mnist-mlp.png"], by_recipe(read_tree(tmp_path / "results")))
+    for axes in figure.axes[:2]:
+        values = [value for line in axes.lines for value in line.get_ydata()]
+        assert (axes.get_ylim()[0] == 0) == (min(values) < max(values) / 2)
 
 
 def test_a_panel_without_runs_says_so_and_a_picture_without_any_is_not_drawn(jobs):

@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from statistics import fmean
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from widemargin.reports.collection.picture_plans import CurvePlan, Line, Panel
+from widemargin.reports.collection.picture_plans import ACCURACY, CurvePlan, Line, Panel
 from widemargin.reports.collection.table_text import Jobs
 from widemargin.reports.collection.tree import CollectedJob
 from widemargin.reports.style import styled
 
-CLEAN = ("test_clean", "validation_clean")
 WIDTH, HEIGHT = 4.3, 3.4
+FARTHEST = 60.0
+"""No two images of these data sets are farther apart (L2): a larger margin is that of a network that says one thing."""
 
 
 def curve_figure(plan: CurvePlan, jobs: Jobs) -> Figure | None:
@@ -21,10 +24,12 @@ def curve_figure(plan: CurvePlan, jobs: Jobs) -> Figure | None:
         return None
     rows = -(-len(plan.panels) // plan.columns)
     with styled():
-        figure = Figure(figsize=(WIDTH * plan.columns, HEIGHT * rows), layout="constrained")
+        figure = Figure(figsize=(WIDTH * plan.columns, HEIGHT * rows), layout=ConstrainedLayoutEngine(wspace=0.05))
         grid = figure.subplots(rows, plan.columns, squeeze=False, sharey="row" if plan.same_scale else False)
         for axes, panel in zip(grid.flat, plan.panels, strict=False):
             _draw(axes, panel, jobs)
+        for axes in grid.flat:
+            _scale(axes)
     return figure
 
 
@@ -39,20 +44,33 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
         empty(axes)
         return
     for line, found in shown:
-        epochs, values = over_seeds(found, panel.key)
-        axes.plot(epochs, values, color=line.color, linewidth=1.6, label=_label(line, found))
-        at, spreads = over_seeds(found, panel.spread)
-        if panel.spread and at == epochs:
-            low, high = ([v + sign * s for v, s in zip(values, spreads, strict=True)] for sign in (-1, 1))
+        epochs, values = _shown(over_seeds(found, panel.key), panel)
+        axes.plot(epochs, values, color=line.color, linewidth=1.6, label=_label(line, found, values, panel))
+        spreads = dict(zip(*over_seeds(found, panel.spread), strict=True)) if panel.spread else {}
+        if spreads and set(epochs) <= set(spreads):
+            low, high = ([v + sign * spreads[e] for e, v in zip(epochs, values, strict=True)] for sign in (-1, 1))
             axes.fill_between(epochs, low, high, color=line.color, alpha=0.13, linewidth=0)
     axes.set_xlabel("epoch")
     axes.set_ylabel(panel.unit)
-    axes.set_xlim(left=0)
-    if panel.key not in CLEAN:  # where all that matters is close to the top
-        axes.set_ylim(bottom=0)
     axes.grid(axis="y", color="#e9e9e9", linewidth=0.8)
     axes.set_axisbelow(True)
-    legend_below(axes, columns=3 if len(shown) == 3 else 2)
+    legend_below(axes, columns=2)
+
+
+def _shown(curve: tuple[list[float], list[float]], panel: Panel) -> tuple[list[float], list[float]]:
+    """The curve without margins that mean nothing."""
+    points = [(e, v) for e, v in zip(*curve, strict=True) if panel.unit == ACCURACY or v <= FARTHEST]
+    return [e for e, _ in points], [v for _, v in points]
+
+
+def _scale(axes: Axes) -> None:
+    """From zero, unless all that matters is close to the top; when every panel of the row has its lines."""
+    values = [value for line in axes.get_lines() for value in np.asarray(line.get_ydata())]
+    if not values:
+        return
+    axes.set_xlim(left=0)
+    if axes.get_ylabel() != ACCURACY or min(values) < max(values) / 2:
+        axes.set_ylim(bottom=0)
 
 
 def legend_below(axes: Axes, *, columns: int) -> None:
@@ -66,8 +84,11 @@ def empty(axes: Axes) -> None:
     axes.set_axis_off()
 
 
-def _label(line: Line, found: Sequence[CollectedJob]) -> str:
-    return line.label + (f" ({len(found)} seeds)" if len(found) > 1 else "")
+def _label(line: Line, found: Sequence[CollectedJob], values: Sequence[float], panel: Panel) -> str:
+    """With the last value; a network without a boundary has no margins to draw."""
+    seeds = f" ({len(found)} seeds)" if len(found) > 1 else ""
+    last = f"{values[-1]:.{1 if panel.unit == ACCURACY else 2}f}" if values else "no boundary"
+    return f"{line.label}{seeds}: {last}"
 
 
 def over_seeds(jobs: Sequence[CollectedJob], key: str) -> tuple[list[float], list[float]]:
