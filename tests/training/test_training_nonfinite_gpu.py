@@ -50,10 +50,12 @@ def test_the_run_stops_at_the_step_at_which_it_stops_on_the_cpu(config, tmp_path
     assert {key: here[key] for key in ("moment", "indices")} == {key: there[key] for key in ("moment", "indices")}
     assert set(there["at_fault"]) == set(here["at_fault"]) == {"loss", "total", "gradient"}
     cpu, cuda = (load_file(tmp_path / device / "nonfinite.safetensors") for device in ("cpu", "cuda"))
-    for key, value in cuda.items():
-        if key.startswith("nets/"):
-            assert value.isfinite().all(), key
-            torch.testing.assert_close(value, cpu[key], rtol=0.05, atol=0.02)
+    here, there = (
+        torch.cat([value.double().flatten() for key, value in sorted(found.items()) if key.startswith("nets/")])
+        for found in (cpu, cuda)
+    )
+    assert there.isfinite().all()
+    assert float((there - here).norm() / here.norm()) < 0.05  # before the bad step, on either
     again = replay(tmp_path / "cuda")
     assert {"loss", "total"} <= set(again.at_fault)
     assert any(name.startswith("gradient of ") for name in again.at_fault)

@@ -4,7 +4,7 @@ The draws are made by a CPU generator and then moved, so that every device sees 
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ class Augmentation(Protocol):
         ...
 
 
-@runtime_checkable
 class DrawnBefore(Protocol):
     """An augmentation in two halves: what it draws, on the CPU, and what it does, which a CUDA graph can hold."""
 

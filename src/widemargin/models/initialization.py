@@ -1,6 +1,6 @@
 """The first weights: as torch's layers draw them, or larger, as He et al. derive them for ReLU.
 
-Torch's own have a third of the variance that keeps the size of activations, so a deep network without batch norm starts
+Torch's own have a sixth of the variance that keeps the size of activations, so a deep network without batch norm starts
 with small outputs. What it learns remembers that: see ``docs/paper-vs-code.md`` on the MLP.
 """
 

@@ -4,7 +4,7 @@ A batch that is only picked yet is made inside the graph, from the positions of 
 drawn: two small copies before a replay, where making it outside takes a dozen launches.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ class Gathered:
 def inputs_for(batch: Batch) -> Inputs:
     """What holds batches like this one."""
     if isinstance(batch, Picked) and _is_made_inside(batch):
-        return Gathered(batch, batch.augmentation)  # type: ignore[arg-type]  # see there
+        return Gathered(batch, cast(DrawnBefore, batch.augmentation))
     return Copied(batch)
 
 
@@ -80,4 +80,4 @@ def kind_of(batch: Batch) -> tuple[Any, ...]:
 
 
 def _is_made_inside(batch: Picked) -> bool:
-    return batch.share is None and isinstance(batch.augmentation, DrawnBefore)
+    return batch.share is None and hasattr(batch.augmentation, "draw") and hasattr(batch.augmentation, "apply")

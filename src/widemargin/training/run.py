@@ -42,7 +42,7 @@ class RunResult:
 def train(
     config: RunConfig,
     *,
-    out: Path,
+    out: str | Path,
     data_dir: str | None = None,
     device: str = "auto",
     max_seconds: float = math.inf,
@@ -66,7 +66,7 @@ def train(
     KeyboardInterrupt out of ``train``, SIGTERM ends the process unless it has a handler of its own. Whoever gives a
     ``stop`` gets the unfinished result instead, and finds the signal there.
     """
-    deadline = time.monotonic() + max_seconds
+    out, deadline = Path(out), time.monotonic() + max_seconds
     asked = Stop() if stop is None else stop
     options = Options(
         engine=engine,
