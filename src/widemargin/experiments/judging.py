@@ -24,6 +24,7 @@ from widemargin.experiments.job import RESULT, Job
 from widemargin.experiments.quick import ATTACK_STEPS
 from widemargin.files import write_text_whole
 from widemargin.margins.histogram import WIDTHS, count_margins
+from widemargin.models import CNNConfig, MLPConfig
 from widemargin.training import RunResult
 from widemargin.training.setup import Splits, load_splits
 from widemargin.training.watch import batch_size, first_samples, training_points
@@ -31,7 +32,7 @@ from widemargin.types import Nets
 
 JUDGMENTS = ("autoattack", "distance")
 """What a finished job may be judged with later."""
-LARGE_PIECE = 2500
+PIECES: dict[type, int] = {MLPConfig: 10_000, CNNConfig: 2500}
 """Images that a GPU takes at once where the network is small: fewer launches. The evaluation records it."""
 DISTANCES = 1000
 """So many test images have their distance found."""
@@ -92,6 +93,8 @@ def _evaluated(
 ) -> Report:
     """The evaluation in that folder of the job. On a GPU AutoAttack searches large networks with TF32."""
     on_gpu = next(model.parameters()).is_cuda
+    size = PIECES.get(type(job.config.model)) if on_gpu else None
+    options |= {} if size is None else {"shard_size": size, "batch_size": size}
     return evaluate(
         model,
         test,
@@ -128,8 +131,6 @@ def judge_with(job: Job, judgment: str, *, data_dir: str | None, device: torch.d
     options: dict[str, Any] = {}
     if judgment == "distance":
         options |= {"distance": True, "limit": DISTANCES}
-    if job.is_small and device.type == "cuda":
-        options |= {"shard_size": LARGE_PIECE, "batch_size": LARGE_PIECE}
     _evaluated(job, judgment, later_plan(job, judgment), target.model.to(device), test, target, **options)
 
 
