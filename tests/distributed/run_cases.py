@@ -45,12 +45,12 @@ def tiny(*settings: str) -> RunConfig:
 @contextmanager
 def small_batches_to_measure() -> Iterator[None]:
     """So small that every process has some."""
-    usual = watch_module.BATCH
-    watch_module.BATCH = 16
+    usual = watch_module.batch_size
+    watch_module.batch_size = lambda _: 16
     try:
         yield
     finally:
-        watch_module.BATCH = usual
+        watch_module.batch_size = usual
 
 
 def whole_run(

@@ -159,17 +159,24 @@ def test_the_plan_for_this_gpu() -> None:
     assert make_plan("eager", small, (1, 28, 28), device) == Plan()
 
 
-def test_an_objective_that_cannot_be_captured_still_trains() -> None:
-    class Peeking(type(OBJECTIVES["st"])):  # type: ignore[misc]
+@pytest.mark.parametrize(("objective", "penalties"), [("st", "none"), ("at-random", "stochastic")])
+def test_an_objective_that_cannot_be_captured_still_trains(
+    objective: str, penalties: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Peeking(type(OBJECTIVES[objective])):  # type: ignore[misc]
         def __call__(self, nets, x, y, *, epoch, generator=None):  # type: ignore[no-untyped-def]
             outcome = super().__call__(nets, x, y, epoch=epoch, generator=generator)
             assert float(outcome.loss.detach().sum()) > 0  # reads a value: a graph cannot
             return outcome
 
-    config = replace(run_of("mlp"), objective=Peeking())
+    config = run_of("mlp", objective, penalties)
+    refused = replace(config, objective=Peeking(**vars(config.objective)))
+    here = torch.cuda.current_stream()
     with pytest.warns(UserWarning, match="cannot be captured"):
-        peeking = trained(config, GRAPHED, "mlp", count=8, device="cuda")
-    plain = trained(run_of("mlp"), Plan(), "mlp", count=8, device="cuda")
+        peeking = trained(refused, GRAPHED, "mlp", count=8, device="cuda")
+    assert torch.cuda.current_stream() == here
+    monkeypatch.setattr(graphed, "WARM_UP", STEPS)
+    plain = trained(config, GRAPHED, "mlp", count=8, device="cuda")
     assert difference(weights(peeking), weights(plain)) < 1e-4
 
 

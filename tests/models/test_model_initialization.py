@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from widemargin.config_files import from_dict, to_dict, with_overrides
 from widemargin.errors import InputError
 from widemargin.heads import Hypersphere, LargeMargin, Linear
-from widemargin.models import CNNConfig, MLPConfig
+from widemargin.models import CNNConfig, MLPConfig, ResNet18Config
+from widemargin.recipes import find_recipe
 
 SIZES = {"num_classes": 10, "seed": 3}
 SHAPES = {MLPConfig: (1, 28, 28), CNNConfig: (3, 32, 32)}
@@ -46,7 +48,20 @@ def test_a_seed_says_all_and_rows_of_unit_length_stay_so():
     torch.testing.assert_close(first.head.weight.norm(dim=1), torch.ones(10))
 
 
+def test_an_annealed_head_begins_at_its_beginning():
+    assert built(MLPConfig(init="he"), make_head=LargeMargin(margin=4)).head.steps == 0
+
+
+def test_a_configuration_without_the_choice_does_not_mention_it():
+    recipe = find_recipe("cifar-cnn/st-wd0.001").config
+    assert "init" not in to_dict(recipe)["model"]
+    assert with_overrides(recipe, ["model.kind=resnet18"]).model == ResNet18Config()
+    chosen = with_overrides(recipe, ["model.init=he"])
+    assert from_dict(to_dict(chosen)) == chosen
+    assert chosen.model == CNNConfig(init="he")
+
+
 @pytest.mark.parametrize("kind", [MLPConfig, CNNConfig])
 def test_other_names_are_refused(kind):
-    with pytest.raises(InputError, match=rf"{kind.__name__}.init must be one of torch, he, got 'xavier'"):
+    with pytest.raises(InputError, match=rf"{kind.__name__}.init must be 'he', or None for torch's own, got 'xavier'"):
         kind(init="xavier")

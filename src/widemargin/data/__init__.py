@@ -1,6 +1,6 @@
 """Data: readers, one form to hold images in, splits, augmentation and resumable batches."""
 
-from widemargin.data.augment import AUGMENTATIONS, Augmentation, CropFlip, DrawnBefore, NoAugmentation
+from widemargin.data.augment import AUGMENTATIONS, Augmentation, CropFlip, DrawnBefore, NoAugmentation, is_drawn_before
 from widemargin.data.batches import Batch, Batches, Picked, epoch_order, in_order
 from widemargin.data.catalog import DATASETS, SPLITS, Split, load
 from widemargin.data.cifar import read_cifar10
@@ -28,6 +28,7 @@ __all__ = [
     "data_folder",
     "epoch_order",
     "in_order",
+    "is_drawn_before",
     "load",
     "read_cifar10",
     "read_image_folder",

@@ -87,4 +87,9 @@ class CropFlip:
         return torch.cat([shifts, flips])
 
 
+def is_drawn_before(augmentation: Augmentation) -> bool:
+    """Whether calling it is drawing, then applying; one of your own may do something else."""
+    return type(augmentation).__call__ in (NoAugmentation.__call__, CropFlip.__call__)
+
+
 AUGMENTATIONS: dict[str, type[NoAugmentation] | type[CropFlip]] = {"none": NoAugmentation, "crop-flip": CropFlip}

@@ -15,7 +15,7 @@ from widemargin.data.augment import Augmentation, NoAugmentation
 from widemargin.data.image_set import ImageSet, as_floats
 from widemargin.errors import InputError
 from widemargin.randomness import derived
-from widemargin.shares import Share, share_of
+from widemargin.shares import Share, share_of, sharing
 
 
 class Batch:
@@ -63,7 +63,8 @@ class Picked(Batch):
     @cached_property
     def images(self) -> Tensor:
         """(B, C, H, W) float32 in [0, 1]."""
-        whole = self.augmentation(self.data.images[self.rows], self.generator())
+        with sharing(None):  # every process augments the whole batch
+            whole = self.augmentation(self.data.images[self.rows], self.generator())
         return as_floats(whole if self.share is None else whole[self.share.rows])
 
     @cached_property

@@ -23,7 +23,9 @@ the whole device."""
 @contextmanager
 def capturing(graph: Any, device: torch.device, pool: Any = None) -> Iterator[None]:
     """What is launched inside becomes the graph's."""
-    with CAPTURES, torch.cuda.graph(graph, pool=pool, stream=_stream(device), capture_error_mode="thread_local"):
+    back = torch.cuda.stream(torch.cuda.current_stream(device))  # a capture that fails does not go back by itself
+    own = _stream(device)
+    with CAPTURES, back, torch.cuda.graph(graph, pool=pool, stream=own, capture_error_mode="thread_local"):
         yield
 
 

@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class FlopCount(TorchDispatchMode):
     """Adds up the convolutions and matrix products inside a ``with`` block; a multiply-add counts two."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         from torch.utils.flop_counter import flop_registry  # a second to import
 
@@ -22,7 +24,7 @@ class FlopCount(TorchDispatchMode):
         """Call it, and count it if it has a formula."""
         del types
         result = func(*args, **(kwargs or {}))
-        formula = self._formulas.get(func.overloadpacket)
+        formula = self._formulas.get(getattr(func, "overloadpacket", None))
         if formula is not None:
             self.total += float(formula(*args, **(kwargs or {}), out_val=result))
         return result

@@ -27,7 +27,7 @@ class MLPConfig:
 
     hidden: tuple[int, ...] = (1024, 1024, 1024, 1024)
     normalize: Normalization | None = None
-    init: Init = "torch"
+    init: Init = None
 
     def __post_init__(self) -> None:
         """Refuse widths that are not counts."""
@@ -56,7 +56,7 @@ class CNNConfig:
     """The paper's small CNN for CIFAR-10; ``init`` says how weights are drawn."""
 
     normalize: Normalization | None = None
-    init: Init = "torch"
+    init: Init = None
 
     def __post_init__(self) -> None:
         """Refuse a normalization of the wrong kind."""

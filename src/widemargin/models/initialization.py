@@ -9,25 +9,27 @@ from typing import Literal
 from torch import nn
 
 from widemargin.errors import InputError
-from widemargin.heads import after_update
 
-Init = Literal["torch", "he"]
-INITS: tuple[Init, ...] = ("torch", "he")
+Init = Literal["he"] | None
+"""None is torch's own."""
 
 
 def require_init(owner: str, init: object) -> None:
     """Refuse a name that is none."""
-    if init not in INITS:
-        raise InputError(f"{owner}.init must be one of {', '.join(INITS)}, got {init!r}")
+    if init not in ("he", None):
+        raise InputError(f"{owner}.init must be 'he', or None for torch's own, got {init!r}")
 
 
 def initialize(model: nn.Module, init: Init) -> None:
     """Draw the weights of a new network again, where ``init`` asks for it, from the global generator."""
-    if init == "torch":
+    if init is None:
         return
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    after_update(model)  # a head with unit rows
+    for module in model.modules():
+        project = getattr(module, "after_average", None)  # of a head with unit rows
+        if callable(project):
+            project()

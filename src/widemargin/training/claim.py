@@ -52,7 +52,8 @@ def _claim(out: Path, config: RunConfig) -> None:
         if changed and not _trained(out):  # a corrected command may have the folder
             write_text_whole(path, to_toml(config))
         elif changed:
-            raise InputError(f"{out} holds another run ({'; '.join(changed[:3])}); choose another --out")
+            told = "; ".join(changed[:3])
+            raise InputError(f"{out} holds another run ({told}); choose another --out, or --set what it has")
     elif any(out.iterdir()):
         raise InputError(f"{out} is not empty and holds no {CONFIG}; choose an empty folder for --out")
     else:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from widemargin.data import Batch, DrawnBefore, Picked, as_floats
+from widemargin.data import Batch, DrawnBefore, Picked, as_floats, is_drawn_before
 
 
 class Inputs(Protocol):
@@ -80,4 +80,4 @@ def kind_of(batch: Batch) -> tuple[Any, ...]:
 
 
 def _is_made_inside(batch: Picked) -> bool:
-    return batch.share is None and hasattr(batch.augmentation, "draw") and hasattr(batch.augmentation, "apply")
+    return batch.share is None and is_drawn_before(batch.augmentation)

@@ -184,6 +184,9 @@ class GraphedSteps:
         except RuntimeError as error:
             self._captures = False
             wait_for_device(self._device)
+            for purpose in kind.drawn:  # the old ones believe that the capture goes on
+                seed = self._generators[purpose].initial_seed()
+                self._generators[purpose] = torch.Generator(self._device).manual_seed(seed)
             warnings.warn(
                 f"a step of {type(self._objective).__name__} cannot be captured as a CUDA graph "
                 f"({str(error).splitlines()[0]}); training goes on without graphs",

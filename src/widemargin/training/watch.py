@@ -19,8 +19,9 @@ from widemargin.training.setup import Splits, make_augmentation
 from widemargin.types import Nets
 
 Metrics = dict[str, float]
-BATCH, PERCEPTRON_BATCH = 500, 2500
-"""Images measured at once; more where a layer keeps little of each, so that a GPU does not wait for launches."""
+BATCH, LIGHT_BATCH = 500, 2500
+"""Images measured at once; more where network and images are small, so that a GPU does not wait for launches."""
+DIGITS = ("mnist", "mnist-embedded", "fashion-mnist")
 
 
 def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: Processes = ALONE) -> Metrics:
@@ -45,7 +46,8 @@ def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: P
 
 def batch_size(config: RunConfig) -> int:
     """So many images are measured at once."""
-    return PERCEPTRON_BATCH if isinstance(config.model, MLPConfig) else BATCH
+    light = isinstance(config.model, MLPConfig) and config.data.name in DIGITS
+    return LIGHT_BATCH if light else BATCH
 
 
 def _accuracies(model: nn.Module, data: ImageSet, config: RunConfig, split: str, group: Processes) -> Metrics:
