@@ -21,7 +21,16 @@ VERBS = {
     "evaluate": ("TARGET", "autoattack", "--attacks", "--eps", "--step-size", "--norm", "--limit", "--json", "8/255"),
     "margins": ("RUN_OR_CHECKPOINT", "--split", "--at", "--norm", "--picture", "--json", "histogram"),
     "recipes": ("show", "List"),
-    "reproduce": ("table1", "--workers", "--max-time", "--judge-with", "--judge-rows", "--quick", "best"),
+    "reproduce": (
+        "table1",
+        "--workers",
+        "--max-time",
+        "--judge-with",
+        "autoattack-8-255",
+        "--judge-rows",
+        "--quick",
+        "best",
+    ),
     "results": ("DIR", "--into", "weights"),
     "bench": ("--model", "--objective", "--emr", "--engine", "--rounds", "--paper", "--no-naive", "--json"),
 }

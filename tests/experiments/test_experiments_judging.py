@@ -1,13 +1,18 @@
 """Which rows are best, what they are judged with later, and which jobs take longest."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from widemargin.cli.main import run
+from widemargin.errors import InputError
+from widemargin.evaluation.store import Store
+from widemargin.experiments import judgments
 from widemargin.experiments.best import best_rows, block_of
 from widemargin.experiments.cost import cost
 from widemargin.experiments.job import jobs
+from widemargin.experiments.judgments import JUDGMENTS, judgment_of
 from widemargin.recipes import all_recipes
 from widemargin.recipes.tables import all_tables, find_table
 
@@ -73,3 +78,97 @@ def test_the_best_rows_are_judged_later_once_the_table_is_done(tmp_path, capsys)
         assert reports["distance"]["distance"]["count"] > 0
     assert run(command) == 0
     assert capsys.readouterr().err.count("done before") == 6
+
+
+def later_reports(folder, *names):
+    return {name: json.loads((folder / name / "report.json").read_text()) for name in names}
+
+
+def test_a_table_that_has_autoattack_is_judged_over_eps_and_at_8_255(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(judgments, "FIRST", 12)
+    command = ["reproduce", "resnet18", "--quick", "--device", "cpu", "--rows", "at", "--out", str(tmp_path)]
+    command += ["--judge-with", "eps,autoattack-8-255"]
+    assert run(command) == 0
+    assert "1/2 cifar-resnet18/at, seed 0, eps" in capsys.readouterr().err
+    folder = tmp_path / "cifar-resnet18-at" / "seed-0"
+    over_eps, autoattack = later_reports(folder, "eps", "autoattack-8-255").values()
+    sizes = [f"{number}/255" for number in (2, 4, 6, 8, 10, 12, 16)]
+    assert [eps["written"] for eps in over_eps["eps"]] == sizes
+    assert over_eps["step_size"] is None  # eps/4 of each eps, not the recipe's one
+    assert over_eps["accuracy"].keys() == {"clean", *(f"pgd100@{size}" for size in sizes)}
+    assert over_eps["data"]["count"] == autoattack["data"]["count"] == 12  # of 40
+    assert autoattack["eps"] == [{"written": "8/255", "value": 8 / 255}]
+    assert autoattack["attacks"] == ["clean", "autoattack"]
+    assert "autoattack/square" in autoattack["accuracy"]
+    assert (tmp_path / "resnet18.md").read_text().count("autoattack") == 1  # the table's own column is as it was
+    assert run(command) == 0
+    assert capsys.readouterr().err.count("done before") == 3
+
+
+def test_an_interrupted_judgment_over_eps_goes_on(tmp_path, monkeypatch, capsys):
+    command = ["reproduce", "table1", "--quick", "--device", "cpu", "--rows", "st-emr", "--out", str(tmp_path)]
+    assert run(command) == 0
+    written, real = [], Store.write_part
+
+    def interrupted(store, shard, name, piece):
+        if name == "pgd100@0.1" and not interruptions:
+            interruptions.append(name)
+            raise KeyboardInterrupt
+        written.append(name)
+        real(store, shard, name, piece)
+
+    interruptions = []
+    monkeypatch.setattr(Store, "write_part", interrupted)
+    assert run([*command, "--judge-with", "eps"]) == 130
+    assert written == ["clean", "pgd100@0.02", "pgd100@0.05"]
+    assert run([*command, "--judge-with", "eps"]) == 0
+    assert written[3:] == ["pgd100@0.1", "pgd100@0.15", "pgd100@0.2", "pgd100@0.3", "margin"]
+    capsys.readouterr()
+
+
+def test_what_each_judgment_is():
+    mnist, cifar = (all_recipes()[name].config for name in ("mnist-mlp/at-emr", "cifar-wrn/trades-emr"))
+    asked = {name: judgment_of(cifar, name) for name in JUDGMENTS}
+    assert {name: found.limit for name, found in asked.items()} == {
+        "autoattack": None,
+        "distance": 1000,
+        "eps": 1000,
+        "autoattack-8-255": 1000,
+    }
+    assert {name: found.eps for name, found in asked.items() if "autoattack" in name} == {
+        "autoattack": 0.031,
+        "autoattack-8-255": "8/255",
+    }
+    assert (asked["distance"].norm, asked["distance"].distance) == ("l2", True)
+    assert judgment_of(mnist, "eps").eps == ("0.02", "0.05", "0.1", "0.15", "0.2", "0.3")
+    assert all(found.step_size is None for found in asked.values())  # eps/4, for each eps its own
+
+
+@pytest.mark.parametrize("change", [{"eps": 0.0314}, {"norm": "l2", "eps": 0.031}])
+@pytest.mark.parametrize("name", ["eps", "autoattack-8-255"])
+def test_other_sizes_and_norms_are_refused(name, change):
+    config = all_recipes()["cifar-cnn/at-emr"].config
+    other = replace(config, evaluation=replace(config.evaluation, **change))
+    with pytest.raises(InputError, match=f"--judge-with {name} is for rows .* linf 0.031.* but cifar-cnn/at-emr is on"):
+        judgment_of(other, name)
+
+
+def test_a_recipe_without_a_plan_is_refused():
+    config = replace(all_recipes()["cifar-cnn/at-emr"].config, evaluation=None)
+    with pytest.raises(InputError, match="has no evaluation plan"):
+        judgment_of(config, "eps")
+
+
+@pytest.mark.parametrize(
+    ("table", "arguments", "message"),
+    [
+        ("table1", ["autoattack-8-255"], "is for rows on cifar10 at linf 0.031, but mnist-mlp/st-wd0.1 is on mnist at"),
+        ("approximation", ["autoattack-8-255"], "but mnist-mlp/st-emr is on mnist at linf 0.1; choose others with"),
+        ("baselines", ["autoattack-8-255", "--judge-rows", "mnist-mlp/st-wd0"], "but mnist-mlp/st-wd0 is on mnist"),
+    ],
+)
+def test_8_255_is_refused_for_other_rows_before_anything_is_trained(table, arguments, message, tmp_path, capsys):
+    command = ["reproduce", table, "--quick", "--out", str(tmp_path / "out"), "--judge-with", *arguments]
+    assert run(command) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()

@@ -70,6 +70,7 @@ def test_a_signal_asks_all_of_them_and_then_takes_its_course():
         ("st-emr", None, 3, False, 3),
         ("st-emr", "autoattack", None, True, 1),
         ("st-emr", "distance", 3, True, 1),
+        ("st-emr", "eps", 3, True, 1),
     ],
 )
 def test_how_many_share_a_process(row, judgment, asked, gpu, lanes, tmp_path):

@@ -11,6 +11,7 @@ from report_folders import write_evaluation
 from widemargin.config_files import to_dict, to_toml
 from widemargin.margins.histogram import WIDTHS, count_margins
 from widemargin.recipes import find_recipe
+from widemargin.written import Written
 
 VERSIONS = {"widemargin": "0.1.0", "torch": "2.13.0", "python": "3.11.2"}
 
@@ -68,7 +69,7 @@ def write_job(
     (folder / "result.json").write_text(json.dumps(result, indent=2))
     write_evaluation(folder / "evaluation", name=recipe, count=300, gallery=False)
     for name in later:
-        _write_later(folder / name, recipe, rng, robust, margin)
+        _write_later(folder / name, recipe, rng, clean, robust, margin)
     return folder
 
 
@@ -83,10 +84,18 @@ def _epoch(number: int, epochs: int, clean: float, robust: float, margin: float)
     return line | {"watch_seconds": 1.25}
 
 
-def _write_later(folder: Path, recipe: str, rng: np.random.Generator, robust: float, margin: float) -> None:
+def _write_later(
+    folder: Path, recipe: str, rng: np.random.Generator, clean: float, robust: float, margin: float
+) -> None:
     report = write_evaluation(folder, name=recipe, count=20, gallery=False)
     if folder.name == "autoattack":
         report["accuracy"] = {"clean": 97.0, "autoattack": robust - 3.0}
+    elif folder.name == "autoattack-8-255":
+        report["accuracy"] = {"clean": clean + 0.5, "autoattack": robust - 5.0}
+        report |= {"eps": [{"written": "8/255", "value": 8 / 255}], "data": {"name": "cifar10", "count": 1000}}
+        report["precision"] = "float32 (no TF32); AutoAttack searched with TF32"
+    elif folder.name == "eps":
+        report |= _over_eps(recipe, clean, robust)
     else:
         report |= {"norm": "l2", "distance": {"count": 1200, "median": 1.1, "rank_correlation": 0.91234567}}
         margins = np.abs(rng.normal(margin, 0.4 * margin, 1200))
@@ -104,3 +113,21 @@ def _write_later(folder: Path, recipe: str, rng: np.random.Generator, robust: fl
         ]
         (folder / "examples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "report.json").write_text(json.dumps(report))
+
+
+def _over_eps(recipe: str, clean: float, robust: float) -> dict:
+    """Accuracy falls from ``clean`` through ``robust`` at the recipe's eps."""
+    trained = find_recipe(recipe).config.evaluation.eps
+    sizes = ("0.02", "0.05", "0.1", "0.15", "0.2", "0.3") if trained == 0.1 else (2, 4, 6, 8, 10, 12, 16)
+    radii = [Written(size if isinstance(size, str) else f"{size}/255") for size in sizes]
+    left = math.log(clean / robust)
+    found = {str(eps): clean * math.exp(-left * (eps / trained) ** 2) for eps in radii}
+    return {
+        "eps": [{"written": str(eps), "value": float(eps)} for eps in radii],
+        "step_size": None,
+        "attacks": ["clean", "pgd100"],
+        "accuracy": {"clean": clean} | {f"pgd100@{eps}": value for eps, value in found.items()},
+        "curves": {
+            "pgd100": [{"eps": float(eps), "written": str(eps), "accuracy": found[str(eps)]} for eps in radii],
+        },
+    }

@@ -48,6 +48,20 @@ def test_distances_are_at_most_a_thousand_pairs_of_four_digits(tmp_path):
     assert job.distance.correlation == 0.912346
 
 
+def test_later_judgments_are_kept_without_a_line_per_image(tmp_path):
+    write_job(tmp_path / "runs", "cifar-resnet18/at", clean=84.0, robust=50.0, later=("eps", "autoattack-8-255"))
+    collect([tmp_path / "runs"], tmp_path / "results")
+    folder = tmp_path / "results" / "rows" / "cifar-resnet18-at" / "seed-0"
+    assert {path.name for path in folder.iterdir()} == KEPT | {"eps.json", "autoattack-8-255.json"}
+    assert all((folder / name).stat().st_size < 5000 for name in ("eps.json", "autoattack-8-255.json"))
+    assert "target" not in json.loads((folder / "eps.json").read_text())
+    (job,) = read_tree(tmp_path / "results")
+    assert job.over_eps.clean == 84.0
+    assert [radius.written for radius, _ in job.over_eps.points] == [f"{n}/255" for n in (2, 4, 6, 8, 10, 12, 16)]
+    assert job.autoattack_8_255.table("accuracy").number("autoattack") == 45.0
+    assert job.numbers()["accuracy"]["autoattack"] == 46.0  # the table's own
+
+
 def test_margins_without_a_histogram_are_counted_from_the_examples(tmp_path):
     write_job(tmp_path / "runs", "cifar-resnet18/at")
     collect([tmp_path / "runs"], tmp_path / "results")

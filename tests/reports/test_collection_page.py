@@ -89,6 +89,54 @@ def test_what_a_reader_must_know_is_said(into):
     assert "- at-emr, seed 0: alarm black-box-wins: Square broke 12 images.\n" in page
 
 
+class TestAutoAttackAt8:
+    """A small table below the paper's."""
+
+    def page(self, tmp_path):
+        generate(tmp_path / "results", [table for table in paper_tables() if table.name in ("table1", "resnet18")])
+        return (tmp_path / "results" / "README.md").read_text()
+
+    @pytest.fixture
+    def at_8(self, tmp_path):
+        """Two seeds of a row, one of another, a row without."""
+        runs = tmp_path / "runs"
+        for seed in (0, 1):
+            write_job(runs, "cifar-resnet18/at", seed, clean=84.0, robust=50.0 + seed, later=("autoattack-8-255",))
+        write_job(runs, "cifar-resnet18/at-emr", clean=83.0, robust=52.0, later=("autoattack-8-255",))
+        write_job(runs, "cifar-resnet18/trades")
+        write_job(runs, "mnist-mlp/st-emr")
+        collect([runs], tmp_path / "results")
+        return tmp_path
+
+    def test_it_has_the_rows_that_were_judged(self, at_8):
+        page = self.page(at_8)
+        assert page.count("### AutoAttack at 8/255 (first 1,000)\n") == 1
+        small = page.partition("### AutoAttack at 8/255 (first 1,000)\n")[2].partition("## Figures")[0]
+        assert "Judged in: float32 (no TF32); AutoAttack searched with TF32." in small
+        assert [line for line in small.splitlines() if line.startswith("|")] == [
+            "| row | seeds | Clean | AutoAttack |",
+            "| :-- | --: | --: | --: |",
+            "| at | 2 | 84.50 ± 0.00 | 45.50 ± 0.71 |",
+            "| at-emr | 1 | 83.50 | 47.00 |",
+        ]
+
+    def test_the_table_above_has_the_papers_eps(self, at_8):
+        (line,) = [line for line in self.page(at_8).splitlines() if line.startswith("| at-emr | 1 | 83.00")]
+        assert "| 48.00 / " in line
+
+    def test_its_own_alarms_say_so_and_others_are_said_once(self, at_8):
+        folder = at_8 / "results" / "rows" / "cifar-resnet18-at-emr" / "seed-0"
+        model = {"name": "vanishing-gradients", "message": "12% have none.", "suggestion": "Look."}
+        own = {"name": "black-box-wins", "message": "Square broke 3.", "suggestion": "Look."}
+        for file, alarms in (("evaluation.json", [model]), ("autoattack-8-255.json", [model, own])):
+            report = json.loads((folder / file).read_text())
+            (folder / file).write_text(json.dumps(report | {"alarms": alarms}))
+        page = self.page(at_8)
+        assert page.count("alarm vanishing-gradients") == 1
+        assert "- at-emr, seed 0: alarm vanishing-gradients: 12% have none.\n" in page
+        assert "- at-emr, seed 0: alarm black-box-wins (AutoAttack at 8/255 (first 1,000)): Square broke 3.\n" in page
+
+
 @pytest.mark.parametrize(
     ("column", "ours", "paper", "text"),
     [

@@ -1,5 +1,6 @@
 """The pictures show the numbers that were collected."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,13 +9,15 @@ from job_folders import write_job
 from widemargin.reports.collection.collect import collect
 from widemargin.reports.collection.curve_picture import curve_figure, over_seeds
 from widemargin.reports.collection.distance_picture import distance_figure
-from widemargin.reports.collection.generate import by_recipe
+from widemargin.reports.collection.eps_picture import eps_figure, mean_curve
+from widemargin.reports.collection.generate import by_recipe, generate
 from widemargin.reports.collection.histogram_picture import BARS, histogram_figure
 from widemargin.reports.collection.picture_plans import CURVES, GROUPS
 from widemargin.reports.collection.tree import read_tree
 
 PLANS = {plan.file: plan for plan in CURVES}
 MNIST = GROUPS[0]
+RESNET = GROUPS[2]
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,7 @@ def test_a_panel_without_runs_says_so_and_a_picture_without_any_is_not_drawn(job
     assert curve_figure(PLANS["figure2-cifar-margins.png"], jobs) is None
     assert histogram_figure(GROUPS[1], jobs) is None
     assert distance_figure("cifar-cnn", jobs) is None
+    assert eps_figure(MNIST, jobs) is None
 
 
 def test_epochs_that_one_seed_lacks_are_left_out(jobs, tmp_path):
@@ -108,3 +112,64 @@ def test_distances_are_of_the_first_seed(jobs):
     assert [tuple(point) for point in points] == [tuple(pair) for pair in jobs["mnist-mlp/st-emr"][0].distance.pairs]
     assert axes.get_xlim() == axes.get_ylim()
     assert "rank correlation 0.912" in axes.texts[0].get_text()
+
+
+@pytest.fixture(scope="module")
+def over_eps(tmp_path_factory):
+    """Judged over eps: two seeds of one row, one seed of others; a seed that was not."""
+    place = tmp_path_factory.mktemp("eps")
+    for seed in (0, 1):
+        write_job(place / "runs", "mnist-mlp/st-emr", seed, clean=96.0 + seed, robust=80.0 + 2 * seed, later=("eps",))
+    write_job(place / "runs", "mnist-mlp/at-emr", later=("eps",), robust=93.0)
+    for name, robust in (("at", 48.0), ("at-emr", 51.0)):
+        write_job(place / "runs", f"cifar-resnet18/{name}", clean=84.0, robust=robust, later=("eps",))
+    write_job(place / "runs", "cifar-resnet18/at", 1, clean=10.0, robust=10.0)
+    collect([place / "runs"], place / "results")
+    return place / "results"
+
+
+def shown(axes):
+    """(curves as lists of points, place of the vertical line, labels)"""
+    *curves, mark = axes.lines
+    return [line.get_xydata() for line in curves], mark.get_xdata()[0], axes.get_legend_handles_labels()[1]
+
+
+def test_accuracy_over_eps_begins_without_attack_and_is_a_mean_over_seeds(over_eps):
+    standard, adversarial = eps_figure(MNIST, by_recipe(read_tree(over_eps))).axes
+    assert standard.get_title(loc="left") == "Standard training"
+    (curve,), mark, labels = shown(standard)
+    assert [x for x, _ in curve] == pytest.approx([0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
+    assert dict(curve.tolist())[0.0] == pytest.approx(96.5)
+    assert dict(curve.tolist())[0.1] == pytest.approx(81.0)
+    assert mark == 0.1
+    assert labels == ["EMR (2 seeds): 81.0", "eps of the table 0.1"]  # standard training has no eps
+    assert standard.get_xlabel() == "eps (L∞)"
+    assert shown(adversarial)[2] == ["EMR: 93.0", "eps of training 0.1"]
+    assert standard.get_ylim() == adversarial.get_ylim() == (0, 100)
+
+
+def test_eps_written_in_255ths_is_counted_in_them(over_eps):
+    adversarial, trades = eps_figure(RESNET, by_recipe(read_tree(over_eps))).axes
+    curves, mark, labels = shown(adversarial)
+    for curve in curves:
+        assert [x for x, _ in curve] == pytest.approx([0, 2, 4, 6, 8, 10, 12, 16], abs=1e-4)
+        assert curve[0][1] == 84.0
+    assert mark == pytest.approx(0.031 * 255)
+    assert [label.partition(":")[0] for label in labels] == ["AT", "AT+EMR", "eps of training 0.031"]
+    assert labels[1] == f"AT+EMR: {curves[1][4][1]:.1f}"  # at 8/255, the nearest
+    assert "1/255" in adversarial.get_xlabel()
+    assert [text.get_text() for text in trades.texts] == ["not run yet"]
+
+
+def test_sizes_that_one_seed_lacks_are_left_out(over_eps):
+    first, second = by_recipe(read_tree(over_eps))["mnist-mlp/st-emr"]
+    shorter = replace(second, over_eps=replace(second.over_eps, points=second.over_eps.points[:2]))
+    assert [radius.written for radius, _ in mean_curve([first, shorter])] == ["0", "0.02", "0.05"]
+
+
+def test_the_page_has_the_pictures_of_what_was_judged_over_eps(over_eps):
+    names = [path.name for path in generate(over_eps, [])]
+    assert [name for name in names if name.startswith("eps-")] == ["eps-mnist-mlp.png", "eps-cifar-resnet18.png"]
+    page = (over_eps / "README.md").read_text()
+    assert "### Accuracy against eps, ResNet-18 on CIFAR-10\n" in page
+    assert "(figures/eps-cifar-resnet18.png)" in page

@@ -16,7 +16,7 @@ from widemargin.cli.arguments import DataDir, Device, seconds
 from widemargin.errors import InputError
 from widemargin.experiments.best import best_rows
 from widemargin.experiments.job import Job, choose_rows, jobs
-from widemargin.experiments.judging import JUDGMENTS
+from widemargin.experiments.judgments import JUDGMENTS, judgment_of
 from widemargin.experiments.lanes import lanes_for
 from widemargin.experiments.quick import SUMMARY
 from widemargin.experiments.reproduce import reproduce as run_tasks
@@ -58,7 +58,10 @@ def reproduce(
     ] = None,
     judge_with: Annotated[
         str | None,
-        typer.Option(help=f"When the table is done: {', '.join(JUDGMENTS)}, or both.", show_default=False),
+        typer.Option(
+            help=f"When the table is done, comma-separated: {', '.join(JUDGMENTS)} (docs/results.md).",
+            show_default=False,
+        ),
     ] = None,
     judge_rows: Annotated[
         str | None,
@@ -78,6 +81,7 @@ def reproduce(
     chosen = find_table(table)
     wanted = choose_rows(chosen, None if rows is None else _names(rows))
     later = Later(_judgments(chosen, judge_with, judge_rows), _judged_rows(chosen, judge_rows))
+    later.check(wanted)
     deadline = time.monotonic() + seconds("--max-time", max_time)
     _check_workers(workers, lanes)
     work = jobs(chosen, wanted, _seeds(seeds), make_folder(out), is_quick=quick)
@@ -128,6 +132,12 @@ class Later:
 
     judgments: Sequence[str]
     rows: Sequence[Row] | None
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Refuse a judgment that means nothing for a row, before anything is trained; any of them may be the best."""
+        for row in self.rows or rows:
+            for name in self.judgments:
+                judgment_of(row.recipe.config, name)
 
     def tasks(self, rows: Sequence[Row], work: Sequence[Job]) -> list[Task]:
         """Each judgment of each of those rows, with every seed."""

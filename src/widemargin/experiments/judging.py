@@ -1,7 +1,7 @@
 """How a trained job is judged: as its recipe's plan says, with the margins its table reports; and later by more.
 
-``result.json`` is the judgment of the table. A later judgment, AutoAttack or distances, is an evaluation folder beside
-it, named after it. Whatever is interrupted goes on.
+``result.json`` is the judgment of the table. A later judgment (``judgments.py``) is an evaluation folder beside it,
+named after it. Whatever is interrupted goes on.
 """
 
 import json
@@ -16,11 +16,11 @@ from widemargin.checkpoints import software_versions
 from widemargin.config import EvaluationConfig
 from widemargin.config_files import to_dict
 from widemargin.data import ImageSet, in_order
-from widemargin.errors import InputError
 from widemargin.evaluation import Report, Subject, Target, evaluate, load_target, measure_margins
 from widemargin.evaluation.margins import MeasuredMargins
 from widemargin.experiments.hardware import hardware_name
 from widemargin.experiments.job import RESULT, Job
+from widemargin.experiments.judgments import Judgment, judgment_of
 from widemargin.experiments.quick import ATTACK_STEPS
 from widemargin.files import write_text_whole
 from widemargin.margins.histogram import WIDTHS, count_margins
@@ -30,12 +30,8 @@ from widemargin.training.setup import Splits, load_splits
 from widemargin.training.watch import batch_size, first_samples, training_points
 from widemargin.types import Nets
 
-JUDGMENTS = ("autoattack", "distance")
-"""What a finished job may be judged with later."""
 PIECES: dict[type, int] = {MLPConfig: 10_000, CNNConfig: 2500}
 """Images that a GPU takes at once where the network is small: fewer launches. The evaluation records it."""
-DISTANCES = 1000
-"""So many test images have their distance found."""
 
 
 def judge(job: Job, run: RunResult, *, data_dir: str | None, device: torch.device, workers: int) -> None:
@@ -89,7 +85,13 @@ def _accuracy(job: Job, model: nn.Module, test: ImageSet, target: Target) -> dic
 
 
 def _evaluated(
-    job: Job, folder: str, plan: EvaluationConfig, model: nn.Module, test: ImageSet, target: Target, **options: Any
+    job: Job,
+    folder: str,
+    plan: EvaluationConfig | Judgment,
+    model: nn.Module,
+    test: ImageSet,
+    target: Target,
+    **options: Any,
 ) -> Report:
     """The evaluation in that folder of the job. On a GPU AutoAttack searches large networks with TF32."""
     on_gpu = next(model.parameters()).is_cuda
@@ -123,22 +125,11 @@ def _subject(job: Job, test: ImageSet, target: Target) -> Subject:
     )
 
 
-def judge_with(job: Job, judgment: str, *, data_dir: str | None, device: torch.device) -> None:
+def judge_with(job: Job, name: str, *, data_dir: str | None, device: torch.device) -> None:
     """Judge a finished job once more; the evaluation is in the folder of that name."""
     config = job.config
+    plan = judgment_of(job.row.recipe.config, name)
     target = load_target(job.folder / "run")
     test = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=device).test
-    options: dict[str, Any] = {}
-    if judgment == "distance":
-        options |= {"distance": True, "limit": DISTANCES}
-    _evaluated(job, judgment, later_plan(job, judgment), target.model.to(device), test, target, **options)
-
-
-def later_plan(job: Job, judgment: str) -> EvaluationConfig:
-    """AutoAttack at the recipe's eps; distances in L2, in which the paper measures margins."""
-    plan = job.config.evaluation
-    if plan is None:
-        raise InputError(f"--judge-with {judgment}: {job.row.recipe.name} has no evaluation plan, so no eps")
-    if judgment == "distance":
-        return EvaluationConfig(attacks=("clean",), eps=1.0, norm="l2")
-    return EvaluationConfig(attacks=("clean", "autoattack"), eps=plan.eps, norm=plan.norm)
+    model = target.model.to(device)
+    _evaluated(job, name, plan, model, test, target, limit=plan.limit, distance=plan.distance)

@@ -10,10 +10,10 @@ from widemargin.reports.inputs.fields import Fields
 def circumstances(jobs: Sequence[CollectedJob]) -> str:
     """Each kind that occurs, the most frequent first, with how many jobs have it where they differ."""
     parts = [
-        f"Hardware: {_kinds(job.result.text('device', 'unknown') for job in jobs)}.",
-        f"Trained with: {_kinds(job.result.text('engine', 'unknown') for job in jobs)}.",
-        f"Judged in: {_kinds(job.evaluation.text('precision', 'unknown') for job in jobs)}.",
-        f"Versions: {_kinds(_versions(job.result.table('versions')) for job in jobs)}.",
+        f"Hardware: {kinds(job.result.text('device', 'unknown') for job in jobs)}.",
+        f"Trained with: {kinds(job.result.text('engine', 'unknown') for job in jobs)}.",
+        f"Judged in: {kinds(job.evaluation.text('precision', 'unknown') for job in jobs)}.",
+        f"Versions: {kinds(_versions(job.result.table('versions')) for job in jobs)}.",
     ]
     training, judging = (
         _hours(sum(job.result.number(key) or 0.0 for job in jobs)) for key in ("training_seconds", "evaluation_seconds")
@@ -23,7 +23,8 @@ def circumstances(jobs: Sequence[CollectedJob]) -> str:
     return " ".join([*parts, f"Time of all jobs together: {training} of training, {judging} of judging{shared}."])
 
 
-def _kinds(values: Iterable[str]) -> str:
+def kinds(values: Iterable[str]) -> str:
+    """Each value that occurs, with how many jobs have it where they differ."""
     counted = sorted(Counter(values).items(), key=lambda pair: (-pair[1], pair[0]))
     if len(counted) == 1:
         return counted[0][0]

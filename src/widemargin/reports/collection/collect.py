@@ -1,8 +1,8 @@
 """From a job's folder to the few files that are kept of it: no weights, no line per example.
 
 ``config.toml`` and ``metrics.jsonl`` are the run's, ``result.json`` and ``evaluation.json`` its judgment,
-``autoattack.json`` a later one. ``margins.json`` has histogram counts, ``distance.json`` at most 1,000 pairs of margin
-and distance. What was collected of the job before is replaced.
+``autoattack.json``, ``autoattack-8-255.json`` and ``eps.json`` later ones. ``margins.json`` has histogram counts,
+``distance.json`` at most 1,000 pairs of margin and distance. What was collected of the job before is replaced.
 """
 
 import json
@@ -53,6 +53,8 @@ def _files(job: FoundJob) -> dict[str, str]:
         layout.RESULT: {key: value for key, value in job.result.values.items() if key not in LEFT_OUT},
         layout.EVALUATION: _report(job.folder / "evaluation"),
         layout.AUTOATTACK: _report(job.folder / "autoattack"),
+        layout.AUTOATTACK_8_255: _report(job.folder / "autoattack-8-255"),
+        layout.EPS: _report(job.folder / "eps"),
         layout.MARGINS: _margins(job),
         layout.DISTANCE: _distance(job.folder / "distance"),
     }

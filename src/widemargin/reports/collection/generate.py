@@ -9,6 +9,7 @@ from widemargin.files import make_folder, write_text_whole
 from widemargin.reports.collection import layout
 from widemargin.reports.collection.curve_picture import curve_figure
 from widemargin.reports.collection.distance_picture import distance_figure
+from widemargin.reports.collection.eps_picture import eps_figure
 from widemargin.reports.collection.histogram_picture import histogram_figure
 from widemargin.reports.collection.page import page
 from widemargin.reports.collection.paper import PaperTable
@@ -21,6 +22,11 @@ HISTOGRAMS = "Misclassified images lie left of zero; all seeds together. The mea
 DISTANCES = (
     "Each point is a correctly classified test image: its effective margin, and the size of the smallest adversarial "
     "perturbation that FAB found, an upper bound of the true distance. On the dashed line they are equal."
+)
+OVER_EPS = (
+    "PGD-100, steps of eps/4, on the first 1,000 test images; at 0 without attack; mean over seeds. The dashed line "
+    "is at the eps of training, or the table's where training has none; the legend has the accuracy at the eps nearest "
+    "to it."
 )
 
 Picture = tuple[str, str, str, Figure | None]
@@ -59,3 +65,5 @@ def _pictures(jobs: Jobs) -> Iterator[Picture]:
     for group in GROUPS:
         title = f"Margin against distance, {group.title}"
         yield f"distance-{group.name}.png", title, DISTANCES, distance_figure(group.name, jobs)
+    for group in GROUPS:
+        yield f"eps-{group.name}.png", f"Accuracy against eps, {group.title}", OVER_EPS, eps_figure(group, jobs)

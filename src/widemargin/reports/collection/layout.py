@@ -4,7 +4,8 @@ from pathlib import Path
 
 ROWS, NOTES, FIGURES, PAGE = "rows", "notes", "figures", "README.md"
 CONFIG, METRICS, RESULT = "config.toml", "metrics.jsonl", "result.json"
-EVALUATION, AUTOATTACK, MARGINS, DISTANCE = "evaluation.json", "autoattack.json", "margins.json", "distance.json"
+EVALUATION, MARGINS, DISTANCE = "evaluation.json", "margins.json", "distance.json"
+AUTOATTACK, AUTOATTACK_8_255, EPS = "autoattack.json", "autoattack-8-255.json", "eps.json"
 
 
 def job_folder(into: Path, recipe: str, seed: int) -> Path:

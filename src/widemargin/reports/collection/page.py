@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from widemargin.reports.collection import layout
+from widemargin.reports.collection.autoattack_text import TITLE, autoattack_text
 from widemargin.reports.collection.circumstances import circumstances
 from widemargin.reports.collection.paper import PaperRow, PaperTable
 from widemargin.reports.collection.table_text import (
@@ -76,7 +77,10 @@ def _section(table: PaperTable, jobs: Jobs, notes: Path) -> str:
         parts.append(LATER)
     parts.append(plain(circumstances([job for row in run for job in jobs[row.recipe]])) + "\n")
     remarks = [f"- {plain(remark)}" for row in run for remark in _remarks(table, row, jobs[row.recipe])]
-    return "\n".join(parts + (["\n".join(remarks) + "\n"] if remarks else []))
+    if remarks:
+        parts.append("\n".join(remarks) + "\n")
+    at_8_255 = autoattack_text(table, jobs)
+    return "\n".join([*parts, at_8_255] if at_8_255 else parts)
 
 
 def _note(path: Path) -> str:
@@ -89,10 +93,16 @@ def _remarks(table: PaperTable, row: PaperRow, jobs: Sequence[CollectedJob]) -> 
     """What a reader must know before comparing a row."""
     name = table.label(row)
     told = [f"{name}: {note}" for job in jobs for note in differences(job.run.config, row.reference)]
-    told += [
-        f"{name}, seed {job.seed}: alarm {alarm.text('name')}: {alarm.text('message')}"
-        for job in jobs
-        for judged in (job.evaluation, job.autoattack)
-        for alarm in judged.tables("alarms")
-    ]
+    told += [f"{name}, seed {job.seed}: {alarm}" for job in jobs for alarm in _alarms(job)]
     return list(dict.fromkeys(told))
+
+
+def _alarms(job: CollectedJob) -> list[str]:
+    """Each alarm once: what the judgment of the table says, a later one does not say again."""
+    found: dict[tuple[str, str], str] = {}
+    judged = (("", job.evaluation), ("", job.autoattack), (f" ({TITLE})", job.autoattack_8_255))
+    for where, report in judged:
+        for alarm in report.tables("alarms"):
+            name, message = alarm.text("name"), alarm.text("message")
+            found.setdefault((name, message), f"alarm {name}{where}: {message}")
+    return list(found.values())

@@ -44,7 +44,7 @@ class CurvePlan:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """The networks of one architecture, whose final margins and distances are drawn, a panel for each kind."""
+    """The networks of one architecture, of which margins, distances and accuracies are drawn, a panel for each kind."""
 
     name: str
     title: str

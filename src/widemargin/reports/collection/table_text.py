@@ -36,13 +36,13 @@ def cells_of(table: PaperTable, row: PaperRow, jobs: Jobs) -> dict[str, Cell]:
 def table_text(table: PaperTable, jobs: Jobs) -> str:
     """The rows, in the paper's order; one that was not run has the paper's numbers alone."""
     columns = columns_of(table, jobs)
-    lines = [_line(["row", "seeds", *(head(column) for column in columns)])]
-    lines.append(_line([":--", *["--:"] * (len(columns) + 1)]))
+    lines = [line(["row", "seeds", *(head(column) for column in columns)])]
+    lines.append(line([":--", *["--:"] * (len(columns) + 1)]))
     for row in table.rows:
         cells = cells_of(table, row, jobs)
         members = jobs.get(row.recipe, ())
         shown = [cell_text(column, cells[column]) + _fewer(column, members) for column in columns]
-        lines.append(_line([plain(table.label(row)), str(len(members) or NONE), *shown]))
+        lines.append(line([plain(table.label(row)), str(len(members) or NONE), *shown]))
     return "\n".join(lines) + "\n"
 
 
@@ -77,5 +77,6 @@ def _difference(column: str, cell: Cell) -> str:
     return f" (**{text}** {ABOVE if cell.difference > 0 else BELOW})"
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
     return f"| {' | '.join(cells)} |"

@@ -7,6 +7,8 @@ from typing import Any
 
 from widemargin.errors import InputError
 from widemargin.reports.collection import layout
+from widemargin.reports.inputs.evaluation import Radius
+from widemargin.reports.inputs.evaluation_folder import curves
 from widemargin.reports.inputs.fields import Fields, read_json
 from widemargin.reports.inputs.run_folder import Run, read_run
 
@@ -30,6 +32,14 @@ class Pairs:
     correlation: float | None
 
 
+@dataclass(frozen=True)
+class EpsCurve:
+    """Accuracy without attack, and under one at each eps, the smallest first."""
+
+    clean: float
+    points: Sequence[tuple[Radius, float]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CollectedJob:
     """One recipe with one seed."""
@@ -40,9 +50,12 @@ class CollectedJob:
     run: Run
     evaluation: Fields
     autoattack: Fields
+    autoattack_8_255: Fields
+    """At the eps of RobustBench, on the first images."""
     margins: Counts | None
     """Of the test images, misclassified ones left of zero."""
     distance: Pairs | None
+    over_eps: EpsCurve | None
 
     def numbers(self) -> dict[str, Any]:
         """Accuracies, AutoAttack's among them where it was run later, and margins."""
@@ -75,8 +88,10 @@ def _job(folder: Path) -> CollectedJob:
         run=read_run(folder),
         evaluation=_table(folder / layout.EVALUATION),
         autoattack=_table(folder / layout.AUTOATTACK),
+        autoattack_8_255=_table(folder / layout.AUTOATTACK_8_255),
         margins=_counts(_table(folder / layout.MARGINS).table("margin_test")),
         distance=_pairs(_table(folder / layout.DISTANCE)),
+        over_eps=_eps_curve(_table(folder / layout.EPS)),
     )
 
 
@@ -100,3 +115,9 @@ def _pairs(table: Fields) -> Pairs | None:
     if not pairs:
         return None
     return Pairs(table.text("norm", "l2"), pairs, table.table("distance").number("rank_correlation"))
+
+
+def _eps_curve(table: Fields) -> EpsCurve | None:
+    clean, found = table.table("accuracy").number("clean"), curves(table.table("curves"))
+    points = next(iter(found.values()), [])
+    return EpsCurve(clean, points) if clean is not None and points else None

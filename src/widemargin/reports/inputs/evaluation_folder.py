@@ -50,7 +50,7 @@ def _evaluation(folder: Path, report: Fields) -> Evaluation:
         batch_size=report.whole("batch_size"),
         attacks=[str(name) for name in report.list("attacks")],
         accuracy=report.table("accuracy").numbers(),
-        curves=_curves(report.table("curves")),
+        curves=curves(report.table("curves")),
         margins={key: margins(report.table("margins").table(key)) for key in report.table("margins").values},
         margin_norm=report.text("margin_norm") or report.text("norm", "linf"),
         distance=_distance(report),
@@ -92,7 +92,8 @@ def _distance(report: Fields) -> Distance | None:
     return Distance(row.whole("count") or 0, row.number("median"), row.number("rank_correlation"))
 
 
-def _curves(table: Fields) -> dict[str, list[tuple[Radius, float]]]:
+def curves(table: Fields) -> dict[str, list[tuple[Radius, float]]]:
+    """Attack -> accuracy at each eps, the smallest first."""
     return {attack: sorted(_curve(table.tables(attack)), key=lambda point: point[0].value) for attack in table.values}
 
 
