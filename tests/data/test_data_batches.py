@@ -5,7 +5,8 @@ import torch
 
 from widemargin.data import Batch, Batches, CropFlip, ImageSet, epoch_order, in_order
 from widemargin.errors import InputError
-from widemargin.randomness import derived
+from widemargin.randomness import derived, uniform
+from widemargin.shares import sharing
 
 
 def toy(n: int = 11) -> ImageSet:
@@ -88,3 +89,18 @@ def test_refusals() -> None:
     for start in (-1, 4):
         with pytest.raises(InputError, match=r"start_step must be in \[0, 3\]"):
             Batches(data=toy(), batch_size=4, seed=0).epoch(0, start_step=start)
+
+
+def test_a_share_is_rows_of_the_batch_that_every_process_augments_whole() -> None:
+    class Noisy:
+        def __call__(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+            return (images * uniform(images.shape, generator=generator, dtype=torch.float32)).to(torch.uint8)
+
+    (whole,) = Batches(data=toy(), batch_size=11, seed=0, augmentation=Noisy()).epoch(0)
+    for rank in range(2):
+        (part,) = Batches(data=toy(), batch_size=11, seed=0, augmentation=Noisy(), rank=rank, processes=2).epoch(0)
+        assert part.share is not None
+        with sharing(part.share):
+            assert torch.equal(part.images, whole.images[part.share.rows])
+        assert torch.equal(part.labels, whole.labels[part.share.rows])
+        assert part.size == 11

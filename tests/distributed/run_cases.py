@@ -46,7 +46,7 @@ def tiny(*settings: str) -> RunConfig:
 def small_batches_to_measure() -> Iterator[None]:
     """So small that every process has some."""
     usual = watch_module.batch_size
-    watch_module.batch_size = lambda _: 16
+    watch_module.batch_size = lambda *_: 16
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from widemargin.checkpoints import load_checkpoint, restore_model
-from widemargin.data import load
+from widemargin.data import ImageSet, load
 from widemargin.training import train
 from widemargin.training import watch as watch_module
 
@@ -90,9 +90,7 @@ def test_accuracies_clean_and_attacked_against_a_loop(tiny, tmp_path):
 
 
 def test_only_the_first_margin_samples_are_measured(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        watch_module, "batch_size", lambda config: 16
-    )  # 20 samples: one whole batch and a part of the next
+    monkeypatch.setattr(watch_module, "batch_size", lambda *_: 16)  # 20 samples: a whole batch and a part of one
     line = train(tiny("epochs=1", "watch.margin_samples=20"), out=tmp_path).metrics[-1]
     model = model_of(tmp_path)
     for split in ("train", "test"):
@@ -143,3 +141,13 @@ def test_a_model_that_classifies_nothing_correctly_has_no_margin(tiny, tmp_path,
     monkeypatch.setattr("widemargin.evaluation.margins.classified", lambda model, x, y: torch.zeros_like(y).bool())
     (line,) = train(tiny("epochs=1"), out=tmp_path).metrics
     assert not any("margin" in key for key in line)
+
+
+def test_many_images_are_measured_at_once_where_they_and_the_network_are_small(tiny):
+    digits, pixels = (
+        ImageSet(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64), num_classes=10, name="one")
+        for shape in ((1, 28, 28), (3, 32, 32))
+    )
+    assert watch_module.batch_size(tiny(), digits) == watch_module.LIGHT_BATCH
+    assert watch_module.batch_size(tiny(), pixels) == watch_module.BATCH
+    assert watch_module.batch_size(tiny('model={kind="cnn"}'), digits) == watch_module.BATCH

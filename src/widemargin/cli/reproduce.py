@@ -32,6 +32,27 @@ from widemargin.training.setup import choose_device
 BEST = "best"
 FAILED = 1
 
+Lanes = Annotated[
+    int | None,
+    typer.Option(
+        help="So many jobs share a process, a thread and a CUDA stream each.",
+        show_default="1; several of small networks on a GPU",
+    ),
+]
+JudgeWith = Annotated[
+    str | None,
+    typer.Option(
+        help=f"When the table is done, comma-separated: {', '.join(JUDGMENTS)} (docs/results.md).", show_default=False
+    ),
+]
+JudgeRows = Annotated[
+    str | None,
+    typer.Option(
+        help="Rows for --judge-with: 'best' is, for each method, the row of the highest PGD accuracy.",
+        show_default=BEST,
+    ),
+]
+
 
 def reproduce(
     table: Annotated[str, typer.Argument(help=f"One of {', '.join(all_tables())}.")],
@@ -49,27 +70,9 @@ def reproduce(
     workers: Annotated[
         int, typer.Option(help="So many jobs (a row with a seed) at a time, in processes of one or more.")
     ] = 1,
-    lanes: Annotated[
-        int | None,
-        typer.Option(
-            help="So many jobs share a process, a thread and a CUDA stream each.",
-            show_default="1; several of small networks on a GPU",
-        ),
-    ] = None,
-    judge_with: Annotated[
-        str | None,
-        typer.Option(
-            help=f"When the table is done, comma-separated: {', '.join(JUDGMENTS)} (docs/results.md).",
-            show_default=False,
-        ),
-    ] = None,
-    judge_rows: Annotated[
-        str | None,
-        typer.Option(
-            help="Rows for --judge-with: 'best' is, for each method, the row of the highest PGD accuracy.",
-            show_default=BEST,
-        ),
-    ] = None,
+    lanes: Lanes = None,
+    judge_with: JudgeWith = None,
+    judge_rows: JudgeRows = None,
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:

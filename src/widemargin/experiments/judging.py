@@ -69,8 +69,8 @@ def _margins(job: Job, model: nn.Module, splits: Splits) -> dict[str, MeasuredMa
     points = training_points(Nets(model=model), splits.train, config, config.epochs)
     samples = config.watch.margin_samples if job.quick else None  # the curves may be of fewer images, the table is not
     return {
-        "margin_train": measure_margins(model, first_samples(points, samples, batch_size(config))),
-        "margin_test": measure_margins(model, in_order(splits.test, batch_size(config))),
+        "margin_train": measure_margins(model, first_samples(points, samples, batch_size(config, splits.train))),
+        "margin_test": measure_margins(model, in_order(splits.test, batch_size(config, splits.test))),
     }
 
 

@@ -51,9 +51,8 @@ def side_by_side(tasks: Sequence[Task], perform: Perform, device: torch.device) 
         with _line_by_line(number) as lines, _own_stream(device):
             codes[number] = _do(tasks[number], perform, stop, lines)
 
-    sys.setswitchinterval(SWITCH_SECONDS)
     threads = [threading.Thread(target=lane, args=(n,), name=mark(n), daemon=True) for n in range(len(tasks))]
-    with stop.heard():
+    with stop.heard(), _switching_often():
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -63,6 +62,16 @@ def side_by_side(tasks: Sequence[Task], perform: Perform, device: torch.device) 
     if not code:  # a failure is told by the exit code, which a signal would hide
         stop.deliver()
     return code
+
+
+@contextmanager
+def _switching_often() -> Iterator[None]:
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def mark(number: int) -> str:

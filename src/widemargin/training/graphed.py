@@ -55,20 +55,29 @@ class Fixed:
 
     def set_to(self, moment: Moment, penalties: tuple[Penalty, ...], batch_size: int, drawn: set[str] | None) -> None:
         """Fill in this moment's numbers; only the generators that are drawn from, where that is known."""
-        for purpose in ("attack", *(penalty.name for penalty in penalties)):
+        for purpose in _purposes(penalties):
             if drawn is None or purpose in drawn:
                 self.generator(purpose).manual_seed(moment.derived_seed(purpose))
         for penalty in penalties:
             self._factor(penalty).set_to(moment.factor(penalty, batch_size))
 
-    def drawn(self) -> set[str]:
-        """The purposes whose generators have been drawn from since they were seeded."""
-        return {purpose for purpose, generator in self.generators.items() if generator.get_offset()}
+    def drawn(self, penalties: tuple[Penalty, ...]) -> set[str]:
+        """The purposes whose generators a step with these penalties, the last one taken, has drawn from."""
+        return {purpose for purpose in _purposes(penalties) if has_drawn(self.generator(purpose))}
 
     def _factor(self, penalty: Penalty) -> "Factor":
         if penalty.name not in self.factors:
             self.factors[penalty.name] = Factor(torch.zeros((), device=self.device))
         return self.factors[penalty.name]
+
+
+def _purposes(penalties: tuple[Penalty, ...]) -> tuple[str, ...]:
+    return "attack", *(penalty.name for penalty in penalties)
+
+
+def has_drawn(generator: torch.Generator) -> bool:
+    """Since it was seeded; of a generator on a GPU."""
+    return generator.get_offset() > 0
 
 
 @dataclass
@@ -137,7 +146,7 @@ class GraphedSteps:
             self._capture(kind)
         if kind.graph is None:
             self._on_the_side(lambda: self._step(kind))
-            kind.drawn |= self._circumstances(kind).drawn()
+            kind.drawn |= self._circumstances(kind).drawn(kind.penalties)
 
     def _kind(self, batch: Batch, moment: Moment) -> Kind:
         due = moment.due(self._penalties)

@@ -1,5 +1,6 @@
 """What is measured at the end of an epoch: accuracies, under attack too, and margins of correctly classified images."""
 
+import math
 from collections.abc import Iterator
 from itertools import chain, count
 
@@ -21,7 +22,8 @@ from widemargin.types import Nets
 Metrics = dict[str, float]
 BATCH, LIGHT_BATCH = 500, 2500
 """Images measured at once; more where network and images are small, so that a GPU does not wait for launches."""
-DIGITS = ("mnist", "mnist-embedded", "fashion-mnist")
+LIGHT_IMAGE = 1024
+"""Numbers in an image that is small."""
 
 
 def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: Processes = ALONE) -> Metrics:
@@ -29,7 +31,7 @@ def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: P
 
     Several processes share the batches, and all of them get the result.
     """
-    model = nets.model
+    model, size = nets.model, batch_size(config, splits.test)
     wanted: WatchConfig = config.watch
     metrics: Metrics = {}
     if splits.validation is not None:
@@ -37,21 +39,22 @@ def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: P
     if wanted.test:
         metrics |= _accuracies(model, splits.test, config, "test", group)
     if "train" in wanted.margins:
-        metrics |= _margins(model, training_points(nets, splits.train, config, epoch, group), config, "train", group)
+        points = training_points(nets, splits.train, config, epoch, group)
+        metrics |= _margins(model, first_samples(points, wanted.margin_samples, size, group), "train", group)
     if "test" in wanted.margins:
-        every = enumerate(in_order(splits.test, batch_size(config)))
-        metrics |= _margins(model, (batch for number, batch in every if group.mine(number)), config, "test", group)
+        mine = (batch for number, batch in enumerate(in_order(splits.test, size)) if group.mine(number))
+        metrics |= _margins(model, first_samples(mine, wanted.margin_samples, size, group), "test", group)
     return metrics
 
 
-def batch_size(config: RunConfig) -> int:
+def batch_size(config: RunConfig, data: ImageSet) -> int:
     """So many images are measured at once."""
-    light = isinstance(config.model, MLPConfig) and config.data.name in DIGITS
+    light = isinstance(config.model, MLPConfig) and math.prod(data.image_shape) <= LIGHT_IMAGE
     return LIGHT_BATCH if light else BATCH
 
 
 def _accuracies(model: nn.Module, data: ImageSet, config: RunConfig, split: str, group: Processes) -> Metrics:
-    attack, size = config.watch.attack, batch_size(config)
+    attack, size = config.watch.attack, batch_size(config, data)
     metrics = {f"{split}_clean": percent(verdicts(model, data, batch_size=size, group=group))}
     if attack is not None:
         found = verdicts(model, data, attack, batch_size=size, seed=config.seed, group=group)
@@ -59,11 +62,10 @@ def _accuracies(model: nn.Module, data: ImageSet, config: RunConfig, split: str,
     return metrics
 
 
-def _margins(
-    model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], config: RunConfig, split: str, group: Processes
-) -> Metrics:
+def _margins(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], split: str, group: Processes) -> Metrics:
+    """Of this process's batches and those of the others."""
     with group.agreeing():
-        mine = _by_batch(model, first_samples(batches, config.watch.margin_samples, batch_size(config), group))
+        mine = _by_batch(model, batches)
     margins, correct = zip(*group.together(dict(zip(_numbers(group), mine, strict=False))).values(), strict=True)
     summary = MeasuredMargins(torch.cat(margins), torch.cat(correct)).over_correct()
     named = {"mean": summary.mean, "std": summary.std}
@@ -107,7 +109,7 @@ def training_points(
 
     Measuring leaves the statistics alone, whatever mode the attack runs in.
     """
-    augment, size = make_augmentation(config.data), batch_size(config)
+    augment, size = make_augmentation(config.data), batch_size(config, train)
     for number, start in enumerate(range(0, len(train), size)):
         if not group.mine(number):
             continue

@@ -1,0 +1,116 @@
+"""What happens around a captured step, on the CPU: a graph that runs its step again in place of one that replays it."""
+
+import pytest
+import torch
+
+from widemargin.config_files import with_overrides
+from widemargin.data import Batch, Batches, CropFlip, ImageSet, NoAugmentation
+from widemargin.engine import Plan
+from widemargin.recipes import find_recipe
+from widemargin.training import Moment, graphed
+from widemargin.training.graphed import Factor, GraphedSteps
+from widemargin.training.setup import make_state
+from widemargin.training.step import set_learning_rate
+from widemargin.training.steps import PlainSteps
+
+RANDOM = 'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}}'
+FALLING = 'schedule={kind="steps", milestones=[1, 2], factor=0.1}'
+METHODS = {
+    "nothing is drawn": ((), set()),
+    "an attack draws": ((RANDOM,), {"attack"}),
+    "a penalty draws, every second step, and its weight falls": (
+        (RANDOM, f'emr={{kind="stochastic", weight=0.1, every=2, {FALLING}}}'),
+        {"attack"},
+    ),
+}
+
+
+class Again:
+    """In place of a CUDA graph."""
+
+    def __init__(self, step):
+        self.replay = step
+
+
+class Repeated(GraphedSteps):
+    """Steps without CUDA: what a capture would keep is run again."""
+
+    def _on_the_side(self, run):
+        run()
+
+    def _capture(self, kind):
+        kind.graph = Again(lambda: self._step(kind))
+
+
+@pytest.fixture(autouse=True)
+def _offsets(monkeypatch):
+    """A generator on a CPU has no offset; its state changes with the first draw."""
+
+    def has_drawn(generator):
+        fresh = torch.Generator().manual_seed(generator.initial_seed())
+        return not torch.equal(generator.get_state(), fresh.get_state())
+
+    monkeypatch.setattr(graphed, "has_drawn", has_drawn)
+
+
+def noise(count):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
+    return ImageSet(images, torch.arange(count) % 10, num_classes=10, name="noise")
+
+
+def small(*settings):
+    shorter = ("model.hidden=[8]", "optimizer.schedule={kind='constant'}")
+    return with_overrides(find_recipe("mnist-mlp/st-wd0.001").config, [*shorter, *settings])
+
+
+@pytest.mark.parametrize("augmentation", [NoAugmentation(), CropFlip(padding=2)])
+@pytest.mark.parametrize("method", METHODS)
+def test_repeated_steps_are_the_plain_ones(method, augmentation):
+    settings, drawn = METHODS[method]
+    config, data = small(*settings), noise(45)
+    batches = Batches(data=data, batch_size=8, seed=3, augmentation=augmentation)  # the last one is smaller
+    states = [make_state(config, data) for _ in range(2)]
+    steps = Repeated(states[0], states[0].nets, config, Plan()), PlainSteps(states[1], states[1].nets, config)
+    for epoch in range(6):
+        for batch in batches.epoch(epoch):
+            moment = Moment(seed=0, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+            for state, step in zip(states, steps, strict=True):
+                set_learning_rate(state.optimizer, 0.1 / (1 + epoch))
+                step(batch, moment)
+    ours, plain = (list(state.nets.model.parameters()) for state in states)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    assert float(states[0].sums["loss"]) == pytest.approx(float(states[1].sums["loss"]), rel=1e-5)
+    kinds = steps[0]._kinds.values()
+    assert {kind.graph is not None for kind in kinds if kind.runs > graphed.WARM_UP} == {True}
+    assert all(kind.drawn == drawn | {penalty.name for penalty in kind.penalties} for kind in kinds)
+
+
+def test_batches_that_were_made_and_batches_that_were_picked_have_graphs_of_their_own():
+    config, data = small(), noise(8)
+    state = make_state(config, data)
+    steps = Repeated(state, state.nets, config, Plan())
+    (picked,) = Batches(data=data, batch_size=8, seed=0).epoch(0)
+    for number in range(10):
+        batch = picked if number % 2 else Batch(0, picked.indices, picked.images, picked.labels)
+        steps(batch, Moment(seed=0, epoch=0, step=number, steps_per_epoch=10))
+    assert [kind.runs for kind in steps._kinds.values()] == [5, 5]
+
+
+def test_a_learning_rate_in_a_tensor_is_the_last_that_was_set():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.5), fused=True)
+    (group,) = optimizer.param_groups
+    for rate in (0.1, 0.1, 0.2, 0.1):
+        set_learning_rate(optimizer, rate)
+        assert float(group["lr"]) == pytest.approx(rate)
+    kept, group["lr"] = group["lr"], torch.tensor(0.5)  # as a state that becomes capturable does
+    set_learning_rate(optimizer, 0.1)
+    assert float(group["lr"]) == float(kept)
+
+
+def test_a_factor_is_the_last_that_was_set():
+    factor = Factor(torch.zeros(()))
+    for value in (0.0, 0.3, 0.3, 0.0, 2.0):
+        factor.set_to(value)
+        assert float(factor.tensor) == pytest.approx(value)
