@@ -118,7 +118,7 @@ def test_batches_made_inside_the_graph_are_those_made_outside(augmentation) -> N
     inside, outside = (state_of(config, "cuda", SHAPES["cnn"]) for _ in range(2))
     take(make_steps(GRAPHED, inside, config), picked)
     take(make_steps(GRAPHED, outside, config), made)
-    assert torch.equal(weights(inside), weights(outside))
+    assert difference(weights(inside), weights(outside)) < 1e-8  # cuDNN's sums have no fixed order
 
 
 def take_one(steps, batch, number):  # type: ignore[no-untyped-def]
@@ -189,7 +189,8 @@ def test_replayed_verdicts_and_margins_are_those_of_plain_calls(model: str, monk
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(70, *SHAPES[model], generator=generator).to("cuda")
     with torch.no_grad():
-        labels = network(images).argmax(1)
+        logits = network(images)
+    labels = torch.cat([logits[:50].argmax(1), logits[50:].argmin(1)])  # the last twenty are wrong before any attack
     data = ImageSet(images=images, labels=labels, num_classes=10, name="random")
     attack = PGD(eps=8 / 255, step_size=2 / 255, steps=5)
     monkeypatch.setattr(replayed_module, "CALLS", 1)

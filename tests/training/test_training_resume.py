@@ -79,6 +79,31 @@ def test_after_an_interrupt(name, step, uninterrupted, tmp_path, monkeypatch, le
     left_in(tmp_path).assert_same(expected)
 
 
+def test_epochs_within_the_pause_have_no_checkpoint_and_are_trained_again(
+    uninterrupted, tmp_path, monkeypatch, left_in
+):
+    config, expected = uninterrupted("at-stochastic")
+    clock_of_steps(monkeypatch)
+    interrupt_at(monkeypatch, 2 * STEPS + 3)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out=tmp_path, checkpoint_pause=STEPS + 1)
+    assert load_checkpoint(tmp_path / "last.safetensors").description.epoch == 1
+    monkeypatch.undo()
+    assert train(config, out=tmp_path, checkpoint_pause=1e9).finished
+    left_in(tmp_path).assert_same(expected)
+
+
+def test_a_run_that_stops_within_the_pause_keeps_its_last_epoch(uninterrupted, tmp_path, monkeypatch, left_in):
+    config, expected = uninterrupted("st")
+    clock_of_steps(monkeypatch)
+    assert train(config, out=tmp_path, max_seconds=2 * STEPS, checkpoint_pause=1e9).epoch == 2
+    description = load_checkpoint(tmp_path / "last.safetensors").description
+    assert (description.epoch, description.step) == (2, 0)
+    assert description.scores
+    assert train(config, out=tmp_path, checkpoint_pause=1e9).finished
+    left_in(tmp_path).assert_same(expected)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_after_the_time_is_out_in_mid_epoch_again_and_again(name, uninterrupted, tmp_path, monkeypatch, left_in):
     config, expected = uninterrupted(name)

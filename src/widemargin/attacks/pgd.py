@@ -115,7 +115,7 @@ def climb(
     x = x.detach()
     for _ in range(steps):
         gradient = _goal_gradient(model, point, y, goal)
-        moved = point + step_size * threat.ascent(gradient)
+        moved = torch.add(point, threat.ascent(gradient), alpha=step_size)
         point = (x + threat.project(moved - x)).clamp_(0, 1)
     return point
 
@@ -126,14 +126,14 @@ def _goal_gradient(model: nn.Module, point: Tensor, y: Tensor, goal: Goal) -> Te
         logits = model(leaf)
         check_logits("attack", logits, batch=len(leaf))
         check_labels("attack", y, batch=len(leaf), num_classes=logits.shape[1])
-        total = goal(logits, y).sum()
-    if not total.requires_grad:
+        values = goal(logits, y)
+    if not values.requires_grad:
         raise InputError(
             "attack: the goal carries no gradient to the images; the model's forward detaches its logits, "
             "or runs under torch.no_grad() or torch.inference_mode()"
         )
     with torch.autocast(leaf.device.type, enabled=False):
-        return torch.autograd.grad(total, leaf)[0]
+        return torch.autograd.grad(values, leaf, torch.ones_like(values))[0]
 
 
 def _given(start: Tensor, x: Tensor) -> Tensor:

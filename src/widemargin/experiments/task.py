@@ -9,6 +9,9 @@ from widemargin.experiments.judging import judge, judge_with
 from widemargin.training import Stop, train
 from widemargin.training.setup import choose_device
 
+CHECKPOINT_PAUSE = 30.0
+"""Seconds: an epoch of a small network takes no longer than its checkpoint; a kill costs half a minute at most."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -53,6 +56,7 @@ def perform(task: Task, means: Means, *, max_seconds: float, console: Console, s
         max_seconds=max_seconds,
         console=console,
         stop=stop,
+        checkpoint_pause=CHECKPOINT_PAUSE,
     )
     if run.finished and (stop is None or stop.asked is None):
         device = choose_device(means.device)

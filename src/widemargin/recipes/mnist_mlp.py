@@ -47,7 +47,7 @@ def _run(
             lr=0.01, momentum=0.9, weight_decay=weight_decay, schedule=Steps(milestones=(30,), factor=0.1)
         ),
         emr=emr,
-        watch=WatchConfig(attack=ATTACK, margin_samples=10_000),
+        watch=WatchConfig(every=5, attack=ATTACK, margin_samples=10_000),
         evaluation=EvaluationConfig(attacks=("clean", "pgd20"), eps=0.1, step_size=0.01),
     )
 

@@ -13,7 +13,7 @@ from widemargin.training.epoch_metrics import training_metrics
 from widemargin.training.log import Line, append_line, read_metrics
 from widemargin.training.progress import TrainingDisplay
 from widemargin.training.refusal import check_finite, refuse_not_finite
-from widemargin.training.run_checkpoint import save, save_in_mid_epoch
+from widemargin.training.run_checkpoint import save, save_at_epoch_end, save_in_mid_epoch
 from widemargin.training.selection import note_score
 from widemargin.training.signals import StopNowError
 from widemargin.training.state import TrainState
@@ -41,7 +41,7 @@ def finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, began
     with run.group.agreeing():
         if run.group.first:
             _note(run, line)  # before the checkpoint: a crash between the two repeats the epoch and its line
-    save(state, run, "last", scores)
+    save_at_epoch_end(state, run, scores)
     display.epoch_line(line, config.epochs)
 
 

@@ -22,6 +22,7 @@ from widemargin.training.epoch import train_epoch
 from widemargin.training.log import Line, read_metrics
 from widemargin.training.options import Options
 from widemargin.training.progress import TrainingDisplay
+from widemargin.training.run_checkpoint import save_the_rest
 from widemargin.training.selection import patience_is_over
 from widemargin.training.setup import Splits, load_splits
 from widemargin.training.signals import Stop
@@ -54,13 +55,15 @@ def train(
     sync_bn: bool | None = None,
     checkpoint_every: int | None = None,
     deterministic: bool = False,
+    checkpoint_pause: float = 0.0,
 ) -> RunResult:
     """Train ``config`` in the folder ``out``, or go on with the run that is there.
 
     ``engine`` is auto, eager or fast (``widemargin.engine``). ``splits`` are images of your own in place of what
     ``config.data`` names. ``on_nonfinite`` is stop or skip (``nonfinite``). ``checkpoint_every`` saves in mid-epoch
-    too, every so many steps. ``deterministic`` makes a GPU repeat its bits (``determinism``). Under torchrun the
-    processes share each batch (``distributed``); ``sync_bn=False`` leaves batch norm to each of them.
+    too, every so many steps; an epoch that ends within ``checkpoint_pause`` seconds of the last one has none, unless
+    the run stops there. ``deterministic`` makes a GPU repeat its bits (``determinism``). Under torchrun the processes
+    share each batch (``distributed``); ``sync_bn=False`` leaves batch norm to each of them.
 
     SIGTERM and SIGINT end the run at a step boundary, with a checkpoint. Then they take their usual course: Ctrl-C is a
     KeyboardInterrupt out of ``train``, SIGTERM ends the process unless it has a handler of its own. Whoever gives a
@@ -74,6 +77,7 @@ def train(
         sync_bn=sync_bn,
         checkpoint_every=checkpoint_every,
         deterministic=deterministic,
+        checkpoint_pause=checkpoint_pause,
     )
     with repeating(deterministic), training_processes(device) as (group, chosen), claimed_by_first(out, config, group):
         if splits is None:
@@ -104,6 +108,7 @@ def _train(state: TrainState, run: Run, console: Console) -> None:
     ):
         while not _finished(state, config) and not run.over:
             train_epoch(state, run, display)
+        save_the_rest(state, run)
 
 
 def _finished(state: TrainState, config: RunConfig) -> bool:

@@ -4,6 +4,7 @@ A checkpoint also says what ``config.toml`` does not: the versions and the engin
 changes the numbers, where it is not the default.
 """
 
+import time
 from pathlib import Path
 
 import torch
@@ -47,6 +48,19 @@ def save_in_mid_epoch(state: TrainState, run: Run) -> None:
     save(state, run, "last", {})
 
 
+def save_at_epoch_end(state: TrainState, run: Run, scores: dict[str, float]) -> None:
+    """Write the last checkpoint, unless the pause since the one before is not over; the end of the run makes up."""
+    state.unsaved = scores
+    if run.group.any(time.monotonic() - state.saved_at >= run.options.checkpoint_pause):
+        save(state, run, "last", scores)
+
+
+def save_the_rest(state: TrainState, run: Run) -> None:
+    """Write the last checkpoint if an epoch is waiting for it."""
+    if state.unsaved is not None:
+        save(state, run, "last", state.unsaved)
+
+
 def save(state: TrainState, run: Run, which: Which, scores: dict[str, float]) -> None:
     """Write that checkpoint; the first process does it for all."""
     train = run.splits.train
@@ -67,6 +81,8 @@ def save(state: TrainState, run: Run, which: Which, scores: dict[str, float]) ->
     with run.group.agreeing():
         if run.group.first:
             save_checkpoint(run.folder / name, checkpoint, previous)
+    if which == "last":
+        state.saved_at, state.unsaved = time.monotonic(), None
 
 
 def _versions(state: TrainState, run: Run) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The only thing that changes during training: networks, optimizer, where we are, and what this epoch added up to."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -31,6 +32,10 @@ class TrainState:
     best_epoch: int | None = None
     guard: Guard | None = None
     """What looks for values that are not finite; no part of what a resumed run needs."""
+    saved_at: float = -math.inf
+    """When the last checkpoint was written, by ``time.monotonic``; no part of it either."""
+    unsaved: dict[str, float] | None = None
+    """The scores of an epoch that ended too soon after the last checkpoint for one of its own."""
 
     @property
     def judged(self) -> nn.Module:
