@@ -3,10 +3,12 @@
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
+from widemargin.config import EvaluationConfig
 from widemargin.errors import InputError
 from widemargin.experiments.job import choose_rows, jobs
 from widemargin.experiments.lanes import MOST, lanes_for, side_by_side
@@ -82,4 +84,9 @@ def test_how_many_share_a_process(row, judgment, asked, gpu, lanes, tmp_path):
 def test_large_networks_have_a_process_of_their_own(tmp_path):
     table = find_table("resnet18")
     (job, *_) = jobs(table, table.rows, [0], tmp_path, is_quick=True)
-    assert lanes_for(Task(job), None, gpu=True) == 1
+    plain = EvaluationConfig(attacks=("clean",), eps=0.031, step_size=0.01)
+    recipe = replace(job.row.recipe, config=replace(job.config, evaluation=plain))
+    without = replace(job, row=replace(job.row, recipe=recipe))
+    for each in (job, without):
+        assert lanes_for(Task(each), None, gpu=True) == 1
+        assert lanes_for(Task(each), 4, gpu=True) == 1

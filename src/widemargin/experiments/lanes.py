@@ -33,13 +33,15 @@ Perform = Callable[[Task, Console, Stop], None]
 
 
 def lanes_for(task: Task, asked: int | None, *, gpu: bool) -> int:
-    """How many tasks like this one share a process: as asked, else several of small networks on a GPU."""
+    """How many tasks like this one share a process: as asked, else several of them on a GPU; large networks none."""
     plan = task.job.config.evaluation
     if task.judgment is not None or (plan is not None and "autoattack" in plan.attacks):
         return 1  # its backend draws from the random numbers of the whole process
+    if gpu and not task.job.is_small:
+        return 1  # it compiles, and tracing changes torch for the whole process
     if asked is not None:
         return asked
-    return MOST if gpu and task.job.is_small else 1
+    return MOST if gpu else 1
 
 
 def side_by_side(tasks: Sequence[Task], perform: Perform, device: torch.device) -> int:
