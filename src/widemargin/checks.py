@@ -7,6 +7,7 @@ they are free (on the CPU). Data sets and evaluations are always checked, once, 
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from widemargin.errors import InputError
@@ -39,7 +40,7 @@ def check_range(owner: str, x: Tensor) -> None:
 
 def check_labels(owner: str, y: Tensor, *, batch: int, num_classes: int | None = None) -> None:
     """Labels must be (B,) integers; with ``num_classes``, on the CPU, in range as well."""
-    if y.is_floating_point() or y.shape != (batch,):
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):
         raise InputError(f"{owner}: labels must be integers of shape ({batch},), got {y.dtype} {tuple(y.shape)}")
     if num_classes is not None and y.device.type == "cpu":
         low, high = (int(v) for v in y.aminmax())

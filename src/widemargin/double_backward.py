@@ -4,7 +4,8 @@ The penalties need d/d(parameters) of an input gradient, so autograd runs backwa
 that, and ``differentiable_twice()`` repairs them while a model's own, unchanged ``forward`` runs:
 
 - ``relu``: its second derivative is written as a zero tensor that is then pushed through the whole network, two
-  forwards' worth of work for nothing. Multiplying by the mask has the same value and gradient and no such term.
+  forwards' worth of work for nothing. Filling what does not pass with zeros has the same value and gradient and no
+  such term.
 - batch norm in evaluation mode: autograd keeps the running statistics by reference and does not notice when a later
   train-mode forward overwrites them; the penalty's gradient is then silently wrong. The affine form reads them now.
 - batch norm in training mode, or without running statistics, couples the samples: a per-sample input gradient does not
@@ -32,18 +33,18 @@ def differentiable_twice() -> Iterator[None]:
         yield
 
 
-def _relu(x: Tensor, inplace: bool = False) -> Tensor:
-    mask = (x > 0).to(x.dtype)
-    return x.mul_(mask) if inplace else x * mask
+def _relu(input: Tensor, inplace: bool = False) -> Tensor:
+    stopped = input.detach() <= 0
+    return input.masked_fill_(stopped, 0.0) if inplace else input.masked_fill(stopped, 0.0)
 
 
-def _relu_in_place(x: Tensor) -> Tensor:
-    return _relu(x, inplace=True)
+def _relu_in_place(input: Tensor) -> Tensor:
+    return _relu(input, inplace=True)
 
 
-def _leaky_relu(x: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    slope = torch.full_like(x, negative_slope, requires_grad=False).masked_fill_(x > 0, 1.0)
-    return x.mul_(slope) if inplace else x * slope
+def _leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    slope = torch.full_like(input, negative_slope, requires_grad=False).masked_fill_(input > 0, 1.0)
+    return input.mul_(slope) if inplace else input * slope
 
 
 def refuse_coupling_batch_norm(training: bool, running_mean: Tensor | None, running_var: Tensor | None) -> None:
@@ -57,7 +58,7 @@ def refuse_coupling_batch_norm(training: bool, running_mean: Tensor | None, runn
 
 
 def _batch_norm(
-    x: Tensor,
+    input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -73,8 +74,8 @@ def _batch_norm(
     scale = scale if weight is None else scale * weight
     shift = -running_mean * scale
     shift = shift if bias is None else shift + bias
-    axes = (1, -1, *[1] * (x.dim() - 2))
-    return torch.addcmul(shift.view(axes), x, scale.view(axes)).to(x.dtype)
+    axes = (1, -1, *[1] * (input.dim() - 2))
+    return torch.addcmul(shift.view(axes), input, scale.view(axes)).to(input.dtype)
 
 
 _REWRITES: dict[Callable[..., Any], Callable[..., Tensor]] = {

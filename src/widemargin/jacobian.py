@@ -8,7 +8,7 @@ c_i J_i. A set of M such products costs M backward passes; the vectorised form r
 import torch
 from torch import Tensor, nn
 
-from widemargin.checks import check_batch, check_logits
+from widemargin.checks import check_batch, check_count, check_logits
 from widemargin.double_backward import differentiable_twice
 from widemargin.errors import InputError
 from widemargin.modes import evaluating
@@ -43,16 +43,31 @@ def vector_jacobian_products(
 def _grad(
     logits: Tensor, leaf: Tensor, cotangents: Tensor, create_graph: bool, keep_graph: bool, batched: bool
 ) -> Tensor:
-    with torch.autocast(leaf.device.type, enabled=False):  # backward runs outside autocast, as torch recommends
-        (gradient,) = torch.autograd.grad(
+    def gradient(vectors: Tensor, *, batched: bool) -> Tensor:
+        (found,) = torch.autograd.grad(
             logits,
             leaf,
-            cotangents if batched else cotangents[0],
+            vectors,
             retain_graph=keep_graph,
             create_graph=create_graph,
             is_grads_batched=batched,
+            allow_unused=True,
         )
-    return gradient if batched else gradient.unsqueeze(0)
+        if found is None:
+            raise InputError(
+                "the model's logits carry no gradient to the images; a part of its forward detaches them, "
+                "or runs under torch.no_grad() or torch.inference_mode()"
+            )
+        return found
+
+    with torch.autocast(leaf.device.type, enabled=False):  # backward runs outside autocast, as torch recommends
+        if batched:
+            try:
+                return gradient(cotangents, batched=True)
+            except RuntimeError:  # group norm's second derivative, for one, has no batched form
+                if not keep_graph:
+                    raise
+        return torch.stack([gradient(vectors, batched=False) for vectors in cotangents])
 
 
 def one_hot_cotangents(logits: Tensor, classes: range) -> Tensor:
@@ -68,6 +83,7 @@ def class_chunks(num_classes: int, size: int) -> list[range]:
 
 def logit_jacobian(model: nn.Module, x: Tensor, *, classes_at_once: int = 16) -> Tensor:
     """(B, K, ...): the rows w_j = dz_j/dx of every sample, without a graph."""
+    check_count("logit_jacobian: classes_at_once", classes_at_once)
     with torch.enable_grad():
         logits, leaf = logits_and_leaf(model, x, owner="logit_jacobian")
     chunks = class_chunks(logits.shape[1], classes_at_once)

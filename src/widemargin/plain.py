@@ -94,16 +94,12 @@ def _chosen(classes: list[Any], item: Any, kinds: Kinds, path: str) -> Any:
     tags = {kind: cls for kind, cls in kinds.items() if cls in classes}
     if not tags:
         return classes[0]
-    kind = item.get("kind") if isinstance(item, Mapping) else None
+    known = f"{path}.kind must be one of {', '.join(sorted(tags))}"
+    if not isinstance(item, Mapping):
+        raise InputError(f"{path} must be a table, got {item!r}; set its parts, first of all the kind: {known}")
+    kind = item.get("kind")
     if not isinstance(kind, str) or kind not in tags:
-        got = (
-            f"got {item!r}"
-            if not isinstance(item, Mapping)
-            else f"got {kind!r}"
-            if kind is not None
-            else "it is missing"
-        )
-        raise InputError(f"{path}.kind must be one of {', '.join(sorted(tags))}; {got}")
+        raise InputError(f"{known}; {'it is missing' if kind is None else f'got {kind!r}'}")
     return tags[kind]
 
 

@@ -66,7 +66,8 @@ class L2:
         return delta * _per_sample(factor, delta)
 
     def ascent(self, gradient: Tensor) -> Tensor:
-        """The direction of size 1 in which the goal grows fastest; zero where the gradient is zero."""
+        """The direction of size 1 in which the goal grows fastest; zero where the gradient is zero or no number."""
+        gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         # Dividing by the largest entry first keeps the squares of tiny gradients from underflowing.
         largest = gradient.flatten(1).abs().amax(1)
         scaled = gradient / _per_sample(largest.where(largest > 0, 1.0), gradient)

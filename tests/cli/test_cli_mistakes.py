@@ -1,10 +1,12 @@
 """Every mistake ends with exit code 2, one line that helps, no traceback, and nothing half-written."""
 
 import gzip
+import shutil
 
 import numpy as np
 import pooch
 import pytest
+import torch
 
 from widemargin.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 
@@ -50,6 +52,7 @@ WRONG_SETTINGS = {
     "a missing value": ("data.name=none", "data.name is missing; add it"),
     "a missing part": ("optimizer=none", "optimizer is missing; add it"),
     "an unknown kind": ("model.kind=mpl", "model.kind must be one of"),
+    "a kind in place of its part": ("model=mlp", "model must be a table, got 'mlp'; set its parts, first of all"),
     "a part without its kind": ('objective={attack={kind="fgsm", eps=0.1}}', "objective.kind must be one of"),
     "an unknown augmentation": ("data.augmentation=flop", "data.augmentation must be one of"),
     "an unknown attack": ('evaluation.attacks=["pgd"]', "unknown attack 'pgd'"),
@@ -258,6 +261,25 @@ def test_a_target_that_is_not_there(refused, tmp_path, verb):
     (tmp_path / "notes.safetensors").write_text("not a checkpoint")
     assert "is not a readable checkpoint" in refused(verb, tmp_path / "notes.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.safetensors"]
+
+
+def test_weights_from_elsewhere(refused, tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+    (tmp_path / "junk.pt").write_bytes(b"junk")
+    assert "is no checkpoint of a run" in refused("margins", tmp_path / "module.pt")
+    for name in ("module.pt", "junk.pt"):
+        line = refused("evaluate", tmp_path / name, "--dataset", "mnist-embedded", "--eps", "0.1")
+        assert "that torch wrote; save model.state_dict()" in line
+        assert "\x1b" not in line
+
+
+def test_the_checkpoint_before_the_last(refused, command, trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    answer = command("evaluate", run / "previous.safetensors", "--limit", 20)
+    assert "the checkpoint before the last one (epoch 1)" in answer.text
+    (run / "last.safetensors").unlink()
+    assert "train goes on from its previous.safetensors" in refused("evaluate", run)
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "margins"])

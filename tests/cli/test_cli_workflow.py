@@ -11,6 +11,7 @@ from PIL import Image
 from widemargin.attacks import attack_named
 from widemargin.cli import demo as demo_module
 from widemargin.cli import main as main_module
+from widemargin.cli import margins as margins_module
 from widemargin.config import EMRConfig
 from widemargin.config_files import read_toml
 from widemargin.data import in_order, load
@@ -18,6 +19,7 @@ from widemargin.evaluation import load_target, measure_margins, percent, verdict
 from widemargin.recipes import Recipe
 from widemargin.reports.demo_picture import demo_figure
 from widemargin.training import steps as steps_module
+from widemargin.training.log import read_metrics
 from widemargin.training.step import train_step
 
 
@@ -197,6 +199,30 @@ def test_margins(command, trained, tmp_path, split, at):
         assert record[key]["mean"] == pytest.approx(summary.mean, rel=1e-5)
         assert record[key]["std"] == pytest.approx(summary.std, rel=1e-4)
         assert record[key]["quantiles"] == pytest.approx(summary.quantiles, rel=1e-4, abs=1e-6)
+
+
+def test_training_images_are_those_trained_on(command, recipe, tmp_path):
+    run, picture = tmp_path / "run", tmp_path / "margins.png"
+    watched = ("--set", 'watch.margins=["train"]', "--set", "data.held_out=50")
+    assert command("train", recipe, "--out", run, *watched).code == 0
+    options = ("--split", "train", "--json", "--picture", picture)
+    record = json.loads(command("margins", run / "last.safetensors", *options).out)
+    assert record["all"]["count"] == 100
+    measured = read_metrics(run)[-1]["train_margin_mean"]
+    assert record["correctly classified"]["mean"] == pytest.approx(measured, rel=1e-5)
+
+
+def test_margins_at_attacked_images_leave_batch_norm_alone(command, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(margins_module, "BATCH", 20)
+    run = tmp_path / "run"
+    attack = 'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.1, steps=1, mode="train"}}'
+    model = 'model={kind="resnet18", width=2}'
+    assert command("train", recipe, "--out", run, "--set", model, "--set", attack, "--set", "epochs=1").code == 0
+    target = load_target(run)
+    before = {name: buffer.clone() for name, buffer in target.model.named_buffers()}
+    data, perturb = load("mnist-embedded", "test", limit=40), margins_module._perturb(target)
+    assert len(list(margins_module._points(data, perturb, target.model))) == 2
+    assert all(buffer.equal(before[name]) for name, buffer in target.model.named_buffers())
 
 
 def test_margins_prints_a_table_and_puts_the_picture_beside_the_checkpoint(command, recipe, tmp_path, monkeypatch):

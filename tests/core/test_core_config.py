@@ -202,7 +202,7 @@ def test_a_whole_part_can_be_added() -> None:
         ("objective.attack.norm=l1", r"objective.attack.norm must be one of 'linf', 'l2', got 'l1'"),
         ("objective.attack.random_start=true", r"random_start must be one of False, 'uniform', 'gaussian'.* got True"),
         ("objective.attack.kind=cw", r"objective.attack.kind must be one of fgsm, pgd; got 'cw'"),
-        ("objective.attack=strong", r"objective.attack.kind must be one of fgsm, pgd; got 'strong'"),
+        ("objective.attack=pgd", r"attack must be a table, got 'pgd'; .*attack.kind must be one of fgsm, pgd"),
         ("model.kind=vgg", r"model.kind must be one of .*mlp.*; got 'vgg'"),
         ("model.hidden=8", r"model.hidden must be a list, each element a whole number, got 8"),
         ("model.hidden=[8.5]", r"model.hidden must be a list, each element a whole number, got \[8.5\]"),

@@ -16,6 +16,7 @@ from widemargin.evaluation.subject import load_judgeable
 from widemargin.heads import Hypersphere, LinearHead
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
 from widemargin.models.normalize import Normalization
+from widemargin.reports.inputs.checkpoint_file import read_checksum
 from widemargin.training import train
 
 COLOR, GRAY = (3, 32, 32), (1, 28, 28)
@@ -169,6 +170,8 @@ def test_a_run_of_ours_says_what_it_is(run_folder, name, which):
     assert found.data == "mnist-embedded"
     assert found.plan.attacks == ("clean", "pgd3")
     assert not found.model.training
+    assert found.subject.config["name"] == "tiny"
+    assert found.subject.checkpoint == read_checksum(run_folder / f"{which}.safetensors") != ""
 
 
 # A function of one's own

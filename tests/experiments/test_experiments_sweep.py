@@ -7,7 +7,7 @@ import pytest
 
 from widemargin.cli.main import run
 from widemargin.errors import InputError
-from widemargin.experiments.sweep import Sweep, _join, parse_grid, results, work
+from widemargin.experiments.sweep import Sweep, _join, failures, parse_grid, results, work
 from widemargin.recipes import find_recipe
 
 WORKER = Path(__file__).with_name("sweep_worker.py")
@@ -58,6 +58,52 @@ def test_the_point_of_a_worker_that_died_before_its_first_heartbeat_is_not_lost(
     assert sorted(point["emr.weight"] for point, _ in results(study)) == ["0.1", "0.2"]
 
 
+def sweep_over(weights, out):
+    grid, storage = {"emr.weight": list(weights)}, f"sqlite:///{out / 'sweep.db'}"
+    return Sweep(config=find_recipe("demo/emr").config, grid=grid, out=out, storage=storage)
+
+
+def test_a_point_that_fails_stops_no_other_and_is_tried_again(tmp_path):
+    sweep = sweep_over(["0.1", "0.2", "0.3"], tmp_path)
+    points, broken = sweep.points(), [0.1]
+
+    def run_point(config, _folder):
+        if config.emr.weight in broken:
+            raise InputError("a loss is not finite")
+        return {"score": config.emr.weight}
+
+    study = work(sweep, run_point)
+    assert len(results(study)) == 2
+    assert failures(study, points) == [("emr.weight=0.1", "a loss is not finite")]
+    broken.clear()
+    study = work(sweep, run_point)
+    assert len(results(study)) == 3
+    assert failures(study, points) == []
+
+
+def test_an_interrupted_point_goes_on_with_the_next_call(tmp_path):
+    sweep, ran = sweep_over(["0.1", "0.2"], tmp_path), []
+
+    def run_point(config, _folder):
+        ran.append(config.emr.weight)
+        if len(ran) == 1:
+            raise KeyboardInterrupt
+        return {"score": config.emr.weight}
+
+    with pytest.raises(KeyboardInterrupt):
+        work(sweep, run_point)
+    study = work(sweep, run_point)
+    assert len(results(study)) == 2
+    assert sorted(ran) == [0.1, 0.1, 0.2]
+
+
+def test_values_that_are_lists():
+    assert parse_grid(["model.hidden=[64, 64],[32]", 'emr={kind="exact", weight=1},none']) == {
+        "model.hidden": ["[64, 64]", "[32]"],
+        "emr": ['{kind="exact", weight=1}', "none"],
+    }
+
+
 TINY = [
     *("--set", "model.hidden=[8]", "--set", "data.train_limit=100", "--set", "data.test_limit=20"),
     *("--set", "epochs=1", "--set", "optimizer.schedule={kind = 'constant'}"),
@@ -68,7 +114,7 @@ def test_from_the_command_line_to_the_heat_map(tmp_path, capsys):
     command = ["sweep", "demo/emr", "--out", str(tmp_path), "--grid", "emr.weight=0.1,0.3", *TINY]
     command += ["--grid", "emr.projections=1,2"]
     assert run(command) == 0
-    assert "4 points" in capsys.readouterr().out
+    assert "4 of 4 points" in capsys.readouterr().out
     assert (tmp_path / "heat-map.png").read_bytes().startswith(b"\x89PNG")
     record = json.loads((tmp_path / "sweep.json").read_text())
     assert len(record["points"]) == 4
@@ -76,6 +122,16 @@ def test_from_the_command_line_to_the_heat_map(tmp_path, capsys):
     assert len(list((tmp_path / "points").glob("*/last.safetensors"))) == 4
     assert run([*command[:-1], "emr.projections=1,3"]) == 2
     assert "another grid or configuration" in capsys.readouterr().err
+
+
+def test_points_that_fail_are_told_at_the_end(tmp_path, capsys):
+    command = ["sweep", "demo/emr", "--out", str(tmp_path), "--grid", "optimizer.lr=1e38", *TINY, "--set", "epochs=2"]
+    for _ in range(2):
+        assert run(command) == 1
+        out, err = capsys.readouterr()
+        assert "0 of 1 points" in out
+        assert "failed: optimizer.lr=1e38: " in err
+        assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
@@ -86,6 +142,7 @@ def test_from_the_command_line_to_the_heat_map(tmp_path, capsys):
         (["emr.weight="], "write path=value,value"),
         (["emr.weight=1,1"], "given twice"),
         (["emr.weight=1", "emr.weight=2"], "given twice"),
+        (["model.hidden=[8],[8]"], "given twice"),
     ],
 )
 def test_grids_that_are_none(grid, message):
@@ -98,6 +155,7 @@ def test_grids_that_are_none(grid, message):
     [
         (["--grid", "emr.wait=1"], "unknown key 'emr.wait'"),
         (["--grid", "emr.temperature=1,2"], "emr.temperature has no effect on stochastic EMR"),
+        (["--grid", "emr.weight=0.1,0.2,0.10"], "emr.weight=0.1 and emr.weight=0.10 are the same run"),
         (["--grid", "emr.weight=1", "--storage", "nonsense://x"], "cannot be opened"),
         (["--grid", "emr.weight=1", "--heartbeat", "0"], "--heartbeat must be at least 1"),
     ],

@@ -65,6 +65,7 @@ class PGD:
         """Attack the images x with labels y; ``start`` is the first point, used as it is."""
         check_images("PGD", x)
         check_labels("PGD", y, batch=len(x))
+        y = y.long()
         threat = make_threat(self.norm, self.eps)
         point = self._first_point(threat, x, generator) if start is None else _given(start, x)
         with in_mode(model, self.mode), frozen(model):

@@ -59,7 +59,9 @@ def read_header(stream: BinaryIO, path: Path) -> bytes:
     """The JSON header, if the file can hold one of the length it claims."""
     size = path.stat().st_size
     start = stream.read(8)
-    length = header_length(start) if len(start) == 8 else size
+    if len(start) < 8:
+        raise DamagedError(path, f"it has {size} bytes in all")
+    length = header_length(start)
     if length > min(size - 8, _LONGEST_HEADER):
         raise DamagedError(path, f"it claims a header of {length} bytes and has {size} bytes in all")
     return stream.read(length)

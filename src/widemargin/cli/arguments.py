@@ -23,6 +23,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 EngineOption = Annotated[
     str, typer.Option("--engine", help="auto (fast on a GPU), eager (the float32 reference) or fast.")
 ]
+OnNonfinite = Annotated[
+    str, typer.Option(help="At a NaN or an infinity: stop, and keep that step; or skip it and go on.")
+]
 Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

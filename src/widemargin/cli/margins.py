@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from widemargin import randomness
 from widemargin.checks import choice
@@ -22,10 +22,11 @@ from widemargin.errors import InputError
 from widemargin.evaluation import MeasuredMargins, Target, load_target, measure_margins
 from widemargin.files import make_folder
 from widemargin.margins import MarginSummary
+from widemargin.modes import copied_buffers, with_buffers
 from widemargin.reports.margin_histogram import margin_figure
 from widemargin.reports.style import save_picture
 from widemargin.threat import THREATS
-from widemargin.training.setup import choose_device
+from widemargin.training.setup import choose_device, load_splits
 from widemargin.types import Nets
 
 BATCH = 250
@@ -34,7 +35,7 @@ Perturb = Callable[[Tensor, Tensor, torch.Generator], Tensor | None]
 
 def margins(
     target: TargetArgument,
-    split: Annotated[str, typer.Option(help="train or test.")] = "test",
+    split: Annotated[str, typer.Option(help="train (what the run was trained on) or test.")] = "test",
     at: Annotated[str, typer.Option(help="clean images, or adversarial ones of the run's own attack.")] = "clean",
     norm: Annotated[str, typer.Option(help="l2 or linf.")] = "l2",
     dataset: Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)] = None,
@@ -53,8 +54,7 @@ def margins(
     chosen = choose_device(device)
     loaded = load_target(target)
     perturb = _perturb(loaded) if at == "adversarial" else None
-    name = dataset or str(loaded.description.config["data"]["name"])
-    data = load(name, "train" if split == "train" else "test", data_dir=data_dir, limit=limit).to(chosen)
+    data = _images(loaded, split, dataset, limit, data_dir).to(chosen)
     loaded.check_fits(data)
     path = picture or loaded.path.with_name(f"margins-{split}-{at}-{norm}.png")
     make_folder(path.parent)
@@ -62,13 +62,23 @@ def margins(
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("measuring margins", total=len(data))
-        points = _points(data, perturb)
+        points = _points(data, perturb, model)
         measured = measure_margins(
             model, points, norm="l2" if norm == "l2" else "linf", advance=lambda n: progress.advance(task, n)
         )
     title = f"{loaded.description.config['name']}: {split} images, {at}"
     save_picture(margin_figure({"all images": measured.margins}, title=title, unit=norm), path)
     _print(measured, title, norm, path, as_json)
+
+
+def _images(target: Target, split: str, dataset: str | None, limit: int | None, data_dir: str | None) -> ImageSet:
+    """The images of that split; of the run's own data, ``train`` is what it was trained on, nothing held out."""
+    if split == "test" or dataset is not None:
+        name = dataset or str(target.description.config["data"]["name"])
+        return load(name, "train" if split == "train" else "test", data_dir=data_dir, limit=limit)
+    config = target.description.run_config()
+    train = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=torch.device("cpu")).train
+    return train if limit is None else train.first(limit)
 
 
 def _perturb(target: Target) -> Perturb:
@@ -85,9 +95,14 @@ def _perturb(target: Target) -> Perturb:
     return lambda x, y, generator: attack(target.model, x, y, generator=generator)
 
 
-def _points(data: ImageSet, perturb: Perturb | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _points(data: ImageSet, perturb: Perturb | None, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """The images, attacked where asked for; an attack in training mode leaves the statistics alone."""
     for number, (x, y) in enumerate(in_order(data, BATCH)):
-        x_adv = None if perturb is None else perturb(x, y, randomness.derived(0, "margins", number))
+        if perturb is None:
+            yield x, y
+            continue
+        with with_buffers(copied_buffers(model)):
+            x_adv = perturb(x, y, randomness.derived(0, "margins", number))
         yield (x if x_adv is None else x_adv), y
 
 

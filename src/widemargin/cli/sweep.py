@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from widemargin.cli.alone import check_alone
-from widemargin.cli.arguments import DataDir, Device
+from widemargin.cli.arguments import DataDir, Device, OnNonfinite
 from widemargin.config import RunConfig
 from widemargin.config_files import with_overrides
 from widemargin.errors import InputError
@@ -44,11 +44,16 @@ def sweep(
     heartbeat: Annotated[
         int, typer.Option(help="Seconds between signs of life; a worker silent for three is given up.")
     ] = 60,
+    on_nonfinite: OnNonfinite = "stop",
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Run every point of a grid once; start the same command on more machines and they share the work."""
-    from widemargin.experiments.sweep import Sweep, parse_grid, results, work  # Optuna takes a second to import
+    """Run every point of a grid once; start the same command on more machines and they share the work.
+
+    A point that fails does not stop the others; the command then ends with exit code 1, and given again tries it again.
+    """
+    # Optuna takes a second to import
+    from widemargin.experiments.sweep import Sweep, failures, parse_grid, results, work
 
     check_alone("sweep", "to share it, start the same command several times, on as many machines as you like")
     if heartbeat < 1:
@@ -61,17 +66,22 @@ def sweep(
         storage=storage or f"sqlite:///{(out / 'sweep.db').resolve()}",
         heartbeat=heartbeat,
     )
-    plan.points()
+    points = plan.points()
     make_folder(out)
     console = Console(stderr=True)
 
     def run_point(config: RunConfig, folder: Path) -> dict[str, Any]:
         console.print(f"[bold]{folder.name}[/bold]", highlight=False)
-        result = train(config, out=folder, data_dir=data_dir, device=device, console=console)
+        result = train(config, out=folder, data_dir=data_dir, device=device, console=console, on_nonfinite=on_nonfinite)
         return _scores(result.metrics[-1], result.metrics)
 
-    done = results(work(plan, run_point))
-    _show(plan.grid, done, config.name, out)
+    study = work(plan, run_point)
+    _show(plan.grid, results(study), len(points), config.name, out)
+    failed = failures(study, points)
+    for point, why in failed:
+        console.print(f"failed: {point}: {why}", style="bold red", highlight=False, soft_wrap=True, markup=False)
+    if failed:
+        raise typer.Exit(1)
 
 
 def _scores(last: Line, metrics: list[Line]) -> dict[str, Any]:
@@ -85,16 +95,20 @@ def _scores(last: Line, metrics: list[Line]) -> dict[str, Any]:
 
 
 def _show(
-    grid: Mapping[str, Sequence[str]], done: list[tuple[dict[str, str], dict[str, Any]]], name: str, out: Path
+    grid: Mapping[str, Sequence[str]],
+    done: list[tuple[dict[str, str], dict[str, Any]]],
+    count: int,
+    name: str,
+    out: Path,
 ) -> None:
-    table = Table(*grid, "score", title=f"{name}: {len(done)} points")
+    table = Table(*grid, "score", title=f"{name}: {len(done)} of {count} points")
     for point, values in sorted(done, key=lambda pair: -pair[1].get("score", -math.inf)):
         table.add_row(*(point[path] for path in grid), f"{values['score']:.2f}")
     console = Console()
     console.print(table)
     record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
     write_text_whole(out / "sweep.json", json.dumps(record, indent=2) + "\n")
-    if len(grid) <= 2:
+    if done and len(grid) <= 2:
         scores = [(point, values["score"]) for point, values in done]
         save_picture(
             heat_map(grid, scores, title=name, unit=f"{done[0][1]['scored'].replace('_', ', ')}, %"),

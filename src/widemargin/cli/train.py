@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from widemargin.cli.arguments import DataDir, Device, EngineOption, seconds
+from widemargin.cli.arguments import DataDir, Device, EngineOption, OnNonfinite, seconds
 from widemargin.config_files import with_overrides
 from widemargin.recipes import find_recipe
 from widemargin.training import RunResult, Stop
@@ -31,9 +31,7 @@ def train(
     data_dir: DataDir = None,
     device: Device = "auto",
     engine: EngineOption = "auto",
-    on_nonfinite: Annotated[
-        str, typer.Option(help="At a NaN or an infinity: stop, and keep that step; or skip it and go on.")
-    ] = "stop",
+    on_nonfinite: OnNonfinite = "stop",
     checkpoint_every: Annotated[
         int | None,
         typer.Option(metavar="STEPS", help="Save a checkpoint in mid-epoch too, so often.", show_default=False),

@@ -26,8 +26,12 @@ ALONE = Processes()
 def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """(B,) bool: classified correctly."""
     with torch.no_grad(), evaluating(model):
-        verdicts: Tensor = model(x).argmax(1) == y
-    return verdicts
+        return predicted(model(x), y)
+
+
+def predicted(logits: Tensor, y: Tensor) -> Tensor:
+    """(B,) bool: the label has the largest logit; never where a logit is no number."""
+    return (logits.argmax(1) == y) & ~logits.isnan().any(1)
 
 
 def verdicts(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.attacks import PGD
+from widemargin.evaluation.accuracy import predicted
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
 from widemargin.losses import cross_entropy
 
@@ -47,6 +48,7 @@ def alarms_of_model(model: nn.Module, x: Tensor, y: Tensor, settings: Evaluation
     found = [
         _randomized(model, x, y),
         _probabilities(model, x),
+        _not_finite(model, x, y),
         _zero_gradients(model, x, y),
         _huge(model, x, y, settings),
     ]
@@ -81,11 +83,34 @@ def _probabilities(model: nn.Module, x: Tensor) -> Alarm | None:
     )
 
 
-def _zero_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Alarm | None:
+def _not_finite(model: nn.Module, x: Tensor, y: Tensor) -> Alarm | None:
+    with torch.no_grad():
+        outputs = _share_not_finite(model(x))
+    gradients = _share_not_finite(_gradient(model, x, y))
+    if not outputs and not gradients:
+        return None
+    what, share = ("logits", outputs) if outputs else ("an input gradient", gradients)
+    return Alarm(
+        "not-finite",
+        f"{100 * share:.2g}% of the images have {what} with a NaN or an infinity",
+        "a prediction that is none counts as wrong, and gradient attacks cannot move where the gradient is none: "
+        "find the operator (0/0, log 0, the square root's slope at 0) before you believe a number",
+    )
+
+
+def _share_not_finite(values: Tensor) -> float:
+    return float((~values.flatten(1).isfinite().all(1)).float().mean())
+
+
+def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     leaf = x.detach().requires_grad_(True)
     with torch.enable_grad():
         loss = cross_entropy(model(leaf), y).sum()
-        (gradient,) = torch.autograd.grad(loss, leaf)
+        return torch.autograd.grad(loss, leaf)[0]
+
+
+def _zero_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Alarm | None:
+    gradient = _gradient(model, x, y)
     share = float((gradient.flatten(1).abs().amax(1) < 1e-12).float().mean())
     if share < ZERO_SHARE:
         return None
@@ -102,10 +127,10 @@ def _huge(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) 
     attack = PGD(eps=eps, step_size=eps / 4, steps=HUGE_STEPS, norm=settings.norm)
     with torch.no_grad():
         chance = 100.0 / model(x[:1]).shape[1]
-        clean = 100.0 * float((model(x).argmax(1) == y).double().mean())
+        clean = 100.0 * float(predicted(model(x), y).double().mean())
     x_adv = attack(model, x, y)
     with torch.no_grad():
-        left = 100.0 * float((model(x_adv).argmax(1) == y).double().mean())
+        left = 100.0 * float(predicted(model(x_adv), y).double().mean())
     if left <= min(chance, clean / 2):
         return None
     return Alarm(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from widemargin.evaluation.accuracy import predicted
 from widemargin.evaluation.backend import part_attack
 from widemargin.precision import allowing_tf32
 
@@ -45,7 +46,7 @@ def break_survivors(
             images, labels = x[positions].clone(), y[positions].clone()
             with allowing_tf32() if tf32 else nullcontext():
                 x_adv = part_attack(reference, part).perturb(images, labels)
-                found = model(x_adv).argmax(1) != labels if tf32 else None
-            broken = model(x_adv).argmax(1) != labels
+                found = ~predicted(model(x_adv), labels) if tf32 else None
+            broken = ~predicted(model(x_adv), labels)
             refuted = 0 if found is None else int((found & ~broken).sum())
             yield Broken(positions[broken], x_adv[broken].detach(), refuted)

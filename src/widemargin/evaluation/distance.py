@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from widemargin.evaluation.accuracy import predicted
 from widemargin.threat import THREATS
 from widemargin.types import Norm
 
@@ -26,7 +27,7 @@ def _of_batch(model: nn.Module, x: Tensor, y: Tensor, reference: Any, norm: Norm
     fab = reference.fab
     measure = THREATS[norm](1.0)
     with torch.no_grad():
-        correct = model(x).argmax(1) == y
+        correct = predicted(model(x), y)
         smallest = torch.where(correct, torch.inf, 0.0).to(x.dtype)
         if not correct.any():
             return smallest
@@ -36,7 +37,7 @@ def _of_batch(model: nn.Module, x: Tensor, y: Tensor, reference: Any, norm: Norm
             x_adv = fab.attack_single_run(
                 x[correct].clone(), y[correct].clone(), use_rand_start=False, is_targeted=True
             )
-            found = model(x_adv).argmax(1) != y[correct]
+            found = ~predicted(model(x_adv), y[correct])
             sizes = torch.where(found, measure.size(x_adv - x[correct]), torch.inf)
             smallest[correct] = torch.minimum(smallest[correct], sizes)
     return smallest

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from widemargin import randomness
 from widemargin.checks import check_labels
+from widemargin.evaluation.accuracy import predicted
 from widemargin.evaluation.autoattack import break_survivors
 from widemargin.evaluation.backend import make_reference, parts_for
 from widemargin.evaluation.distance import minimal_distance
@@ -21,6 +22,8 @@ from widemargin.evaluation.wrapped import Wrapped
 from widemargin.margins import effective_margin
 
 Say = Callable[[str], None]
+NO_PREDICTION = -1
+"""Where a logit is no number."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ class Judge:
         with torch.no_grad():
             logits = [self.model(images) for images in x.split(self.settings.batch_size)]
         joined = torch.cat(logits)
-        return {"predictions": joined.argmax(1).tolist(), "classes": joined.shape[1]}
+        predictions = joined.argmax(1).masked_fill(joined.isnan().any(1), NO_PREDICTION)
+        return {"predictions": predictions.tolist(), "classes": joined.shape[1]}
 
     def _gradient_attack(self, shard: Shard, x: Tensor, y: Tensor, name: str, eps: float) -> Callable[[], Record]:
         attack = self.settings.attack(name, eps)
@@ -85,7 +89,7 @@ class Judge:
                 generator = randomness.derived(self.settings.seed, "evaluate", shard.number, number)
                 x_adv = images if attack is None else attack(self.model, images, labels, generator=generator)
                 with torch.no_grad():
-                    correct += (self.model(x_adv).argmax(1) == labels).tolist()
+                    correct += predicted(self.model(x_adv), labels).tolist()
             return {"correct": correct}
 
         return compute

@@ -4,6 +4,7 @@ No pickle is ever executed: ``.pt`` and ``.pth`` files are read as tensors alone
 """
 
 import importlib
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,12 @@ from widemargin.config import EvaluationConfig
 from widemargin.data import ImageSet
 from widemargin.errors import InputError
 from widemargin.evaluation.report import Subject
-from widemargin.evaluation.target import Target, load_target
+from widemargin.evaluation.target import PICKLED, Target, load_target
 from widemargin.heads import HypersphereHead
 from widemargin.models import load_public_state_dict
 from widemargin.models.budget import no_larger_than
 from widemargin.models.guess import guess_model
 from widemargin.models.public_file import read_tensors
-
-PICKLED = (".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,17 @@ def load_judgeable(
         selection=description.selection,
         epoch=description.epoch,
         data=config.data.name,
+        config=description.config,
+        checkpoint=_checksum(target.path),
     )
     return Judgeable(target.model, subject, config.evaluation, config.data.name, target)
+
+
+def _checksum(path: Path) -> str | None:
+    """What our checkpoint says of itself; the first ones had none."""
+    with safe_open(path, framework="pt") as stream:
+        checksum: str | None = json.loads(stream.metadata()["widemargin"]).get("checksum")
+    return checksum
 
 
 def _is_ours(path: Path) -> bool:

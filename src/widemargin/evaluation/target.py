@@ -1,15 +1,17 @@
 """What an evaluation is pointed at: a run folder or a checkpoint file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
-from widemargin.checkpoints import Description, load_checkpoint, restore_model
+from widemargin.checkpoints import PREVIOUS, Description, load_checkpoint, restore_model
 from widemargin.data import ImageSet
 from widemargin.errors import InputError
 
 BEST, LAST = "best.safetensors", "last.safetensors"
+PICKLED = (".pt", ".pth", ".ckpt")
+"""Files of torch, which hold weights from elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,26 @@ def load_target(path: Path) -> Target:
     """The best weights of a run folder (else its last), or the weights of a checkpoint file."""
     file = _checkpoint_file(path)
     checkpoint = load_checkpoint(file)
-    return Target(model=restore_model(checkpoint, source=file), path=file, description=checkpoint.description)
+    description = checkpoint.description
+    if file.name == PREVIOUS:
+        description = replace(description, selection="the checkpoint before the last one")
+    return Target(model=restore_model(checkpoint, source=file), path=file, description=description)
 
 
 def _checkpoint_file(path: Path) -> Path:
     if path.is_file():
+        if path.suffix in PICKLED:
+            raise InputError(
+                f"{path} is no checkpoint of a run; weights from elsewhere are judged by widemargin evaluate alone"
+            )
         return path
     for name in (BEST, LAST):
         if (path / name).is_file():
             return path / name
+    if (path / PREVIOUS).is_file():
+        raise InputError(
+            f"the folder {path} holds no {LAST}; train goes on from its {PREVIOUS}, which can be given here by name"
+        )
     if path.is_dir():
         raise InputError(f"the folder {path} holds no {BEST} or {LAST}; is it a run folder, and has an epoch finished?")
-    raise InputError(f"{path} does not exist; give a run folder (what --out named) or a .safetensors checkpoint")
+    raise InputError(f"{path} does not exist; give a run folder (what --out named) or a checkpoint file")

@@ -2,7 +2,8 @@
 
 The first worker creates the study (names are unique, so only one can) and enqueues every point; each worker takes the
 next waiting point until none waits. A worker that dies stops its heartbeat; its point is enqueued again and its run
-folder goes on from the last checkpoint. A point that is done is never run twice.
+folder goes on from the last checkpoint. A point that is done is never run twice; one that failed, or was interrupted,
+does not stop the others and is tried again by the next call.
 """
 
 import itertools
@@ -30,7 +31,7 @@ Point = dict[str, str]
 RunPoint = Callable[[RunConfig, Path], dict[str, Any]]
 """Runs one point; its results hold at least a ``score``."""
 
-READY, POINT, GRID = "every point enqueued", "fixed_params", "grid"
+READY, POINT, GRID, FAILED = "every point enqueued", "fixed_params", "grid", "failed"
 POLL_SECONDS = 1.0
 MAX_RETRY = 10
 
@@ -48,8 +49,11 @@ class Sweep:
     def points(self) -> list[Point]:
         """Every combination; each is checked before anything runs."""
         points = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        first: dict[str, Point] = {}
         for point in points:
-            self.configure(point)
+            other = first.setdefault(json.dumps(to_dict(self.configure(point)), sort_keys=True), point)
+            if other is not point:
+                raise InputError(f"--grid: {_words(other)} and {_words(point)} are the same run; leave one out")
         return points
 
     def configure(self, point: Point) -> RunConfig:
@@ -58,7 +62,11 @@ class Sweep:
 
     def folder(self, point: Point) -> Path:
         """The run folder of one point."""
-        return self.out / "points" / ",".join(f"{path}={value}" for path, value in point.items()).replace("/", "-")
+        return self.out / "points" / _words(point).replace("/", "-")
+
+
+def _words(point: Point) -> str:
+    return ",".join(f"{path}={value}" for path, value in point.items())
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -66,7 +74,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     grid: dict[str, list[str]] = {}
     for text in texts:
         path, equals, values = text.partition("=")
-        found = [value.strip() for value in values.split(",") if value.strip()]
+        found = [value.strip() for value in _split(values) if value.strip()]
         if not equals or not path.strip() or not found:
             raise InputError(f"--grid {text!r}: write path=value,value,..., for example emr.weight=0.1,0.3,1")
         if path.strip() in grid or len(set(found)) != len(found):
@@ -77,8 +85,20 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     return grid
 
 
+def _split(text: str) -> list[str]:
+    """At the commas that are in no bracket: a value may be a list or a table."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
 def work(sweep: Sweep, run_point: RunPoint) -> optuna.Study:
-    """Join the sweep and work until every point is done by somebody."""
+    """Join the sweep and work until every point is done, or failed, by somebody."""
     points = sweep.points()
     sweep.out.mkdir(parents=True, exist_ok=True)
     with held(sweep.out, wait=True):  # two workers that create the tables at once trip over each other
@@ -106,7 +126,7 @@ def _take_point(study: optuna.Study, sweep: Sweep, run_point: RunPoint) -> None:
             turn.close()  # it is ours
             return _run_trial(trial, sweep, run_point)
 
-        study.optimize(objective, n_trials=1)
+        study.optimize(objective, n_trials=1, catch=(InputError,))
 
 
 def _begin_heartbeats(study: optuna.Study, seen: set[int]) -> None:
@@ -119,7 +139,7 @@ def _begin_heartbeats(study: optuna.Study, seen: set[int]) -> None:
 
 
 def _join(sweep: Sweep, points: list[Point]) -> optuna.Study:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings are tracebacks of what is told in a line
     storage = _open(sweep)
     description = json.dumps({"config": to_dict(sweep.config), GRID: sweep.grid}, sort_keys=True)
     try:
@@ -135,6 +155,8 @@ def _join(sweep: Sweep, points: list[Point]) -> optuna.Study:
             f"the study {sweep.config.name!r} in this storage is of another grid or configuration; "
             "use another --storage (or --out), or the same --grid and --set"
         )
+    for point in _not_taken(study, points):
+        study.enqueue_trial(point)
     return study
 
 
@@ -180,7 +202,11 @@ def _run_trial(trial: optuna.Trial, sweep: Sweep, run_point: RunPoint) -> float:
     point = {path: str(trial.suggest_categorical(path, list(values))) for path, values in sweep.grid.items()}
     if any(_same(other, point) and other.number < trial.number for other in _taken(trial.study)):
         raise optuna.TrialPruned("this point is done or under way elsewhere")
-    results = run_point(sweep.configure(point), sweep.folder(point))
+    try:
+        results = run_point(sweep.configure(point), sweep.folder(point))
+    except InputError as error:
+        trial.set_user_attr(FAILED, str(error))
+        raise
     trial.set_user_attr("results", results)
     return float(results["score"])
 
@@ -189,8 +215,28 @@ def _taken(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
 
 
+def _not_taken(study: optuna.Study, points: list[Point]) -> list[Point]:
+    """The points that nobody has done, does or will do: failed or interrupted ones."""
+    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    return [point for point in points if not any(_same(trial, point) for trial in [*_taken(study), *waiting])]
+
+
 def _same(trial: FrozenTrial, point: Point) -> bool:
     return bool(trial.system_attrs.get(POINT) == point)
+
+
+def failures(study: optuna.Study, points: list[Point]) -> list[tuple[str, str]]:
+    """(point, why) of every point that is not done, in words."""
+    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+    left = [point for point in points if not any(_same(trial, point) for trial in done)]
+    return [(_words(point), _why([trial for trial in failed if _same(trial, point)])) for point in left]
+
+
+def _why(failed: list[FrozenTrial]) -> str:
+    """What the last of the tries that said something said."""
+    reasons = [str(trial.user_attrs[FAILED]) for trial in failed if FAILED in trial.user_attrs]
+    return reasons[-1] if reasons else "interrupted"
 
 
 def results(study: optuna.Study) -> list[tuple[Point, dict[str, Any]]]:

@@ -31,7 +31,7 @@ class HypersphereHead(nn.Linear):
         self.project()
 
     def forward(self, features: Tensor) -> Tensor:
-        """s cos(theta), in float32 or wider."""
+        """s cos(theta), in the type of the class rows."""
         with torch.autocast(features.device.type, enabled=False):
             weight = self.weight if self.rows == "projected" else F.normalize(self.weight, dim=1)
             unit = F.normalize(features.to(weight.dtype), dim=1)

@@ -27,14 +27,14 @@ class LargeMarginHead(nn.Linear):
     ) -> None:
         super().__init__(feature_size, num_classes, bias=False)
         self.margin, self.annealing = margin, annealing
-        self.register_buffer("steps", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def training_logits(self, features: Tensor, logits: Tensor, y: Tensor) -> Tensor:
         """The logits with the label's angle multiplied."""
         del logits
         with torch.autocast(features.device.type, enabled=False):
             weight = self.weight
-            annealing = self.annealing(self.steps).to(weight.dtype)
+            annealing = self.annealing(self.steps.double()).to(weight.dtype)
             return large_margin_logits(features.to(weight.dtype), weight, y, self.margin, annealing)
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from widemargin.linearize.known import NAMES, OUT_OF_PLACE, Function
+from widemargin.linearize.layers import Slopes
 from widemargin.linearize.nests import mapped, tensors_in
 from widemargin.linearize.operators import Operator
 from widemargin.linearize.rules import Call, Layer, NotLinear, layer_of
@@ -60,7 +61,7 @@ def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor
             logits = recorder.now(model(recorder.images))
     except (RuntimeError, AssertionError) as error:  # such as a hook on an activation: here it has no graph
         raise NotLinear(f"the forward pass: {error}") from None
-    tape = _needed(Tape(recorder.entries, recorder.finish(logits)))
+    tape = _careful(_needed(Tape(recorder.entries, recorder.finish(logits))))
     _check_trains(tape)
     if any(isinstance(entry.layer, Operator) for entry in tape.entries):
         _check_transforms()
@@ -96,6 +97,17 @@ def _needed(tape: Tape) -> Tape:
             wanted |= set(entry.inputs)
             entries.append(entry)
     return Tape(entries[::-1], tape.output)
+
+
+def _careful(tape: Tape) -> Tape:
+    """A curved operator may have an infinite slope, and a ReLU that follows must stop it: no product of it and zero."""
+    if not tape.curved:
+        return tape
+    entries = [
+        replace(entry, layer=replace(entry.layer, strict=True)) if isinstance(entry.layer, Slopes) else entry
+        for entry in tape.entries
+    ]
+    return Tape(entries, tape.output)
 
 
 class _Recorder(TorchFunctionMode):
@@ -154,9 +166,14 @@ class _Recorder(TorchFunctionMode):
 
         Without gradients nothing is sure: the forward of a custom autograd function runs so.
         """
-        constant = torch.is_grad_enabled() and all(id(tensor) in self.constants for tensor in tensors)
+        graph = torch.is_grad_enabled()
+        constants = [tensor for tensor in tensors if id(tensor) in self.constants]
+        constant = graph and len(constants) == len(tensors)
+        versions = [_version(tensor) for tensor in constants]
         result = func(*args, **options)
-        self._know([output for output in tensors_in(result) if constant or not output.is_floating_point()])
+        if graph and not constant and versions != [_version(tensor) for tensor in constants]:
+            raise NotLinear("a constant into which an activation or a parameter is written")
+        self._know([output for output in tensors_in(result) if constant or not _has_fractions(output)])
         return result
 
     def _changed(self, func: Function, args: Any, options: Any, given: list[Tensor]) -> Tensor:
@@ -221,6 +238,11 @@ def _refuse_effects(func: Function, options: dict[str, Any]) -> None:
     changes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__set")
     if changes or options.get("out") is not None or name in ("numpy", "__array__"):
         raise NotLinear(f"no rule for {name} on an activation")
+
+
+def _has_fractions(tensor: Tensor) -> bool:
+    """Whether it can carry a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _version(tensor: Tensor) -> int:

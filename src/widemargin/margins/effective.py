@@ -10,7 +10,7 @@ biased upward.
 import torch
 from torch import Tensor, nn
 
-from widemargin.checks import check_labels, choice
+from widemargin.checks import check_count, check_labels, choice
 from widemargin.jacobian import class_chunks, logits_and_leaf, one_hot_cotangents, vector_jacobian_products
 from widemargin.precision import full_float32
 from widemargin.types import Norm
@@ -25,6 +25,7 @@ def effective_margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm = "l2", 
     Memory is that of ``classes_at_once`` input gradients, for any number of classes.
     """
     choice("effective_margin", "norm", norm, tuple(DUAL_ORDER))
+    check_count("effective_margin: classes_at_once", classes_at_once)
     with full_float32():
         return _margin(model, x, y, norm, classes_at_once)
 
@@ -56,7 +57,7 @@ def _nearest(logits: Tensor, own: Tensor, slopes: Tensor) -> Tensor:
     """(B, K) logits and slopes ||w_y - w_j|| -> (B,); a boundary that no move approaches is infinitely far."""
     gaps = (logits * own).sum(1, keepdim=True) - logits
     tiny = torch.finfo(slopes.dtype).tiny
-    ratios = torch.where(
-        slopes > tiny, gaps / slopes.clamp_min(tiny), torch.copysign(slopes.new_tensor(torch.inf), gaps)
-    )
+    unreachable = torch.copysign(slopes.new_tensor(torch.inf), gaps)
+    moves = (slopes > tiny) | slopes.isnan() | gaps.isnan()  # what is not a number stays none
+    ratios = torch.where(moves, gaps / slopes.clamp_min(tiny), unreachable)
     return ratios.masked_fill(own.bool(), torch.inf).amin(1)

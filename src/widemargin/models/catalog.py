@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import nn
 
 from widemargin.errors import InputError
-from widemargin.heads import LinearHead, MakeHead
+from widemargin.heads import Linear, LinearHead, MakeHead
 from widemargin.models.cnn import CNN
 from widemargin.models.constraints import ImageShape, require_count, require_counts
 from widemargin.models.initialization import Init, initialize, require_init
@@ -192,7 +192,19 @@ def build_model(
     make_head: MakeHead = LinearHead,
 ) -> nn.Module:
     """The network that ``config`` describes, on the CPU, with weights drawn from ``seed``."""
-    return config.build(image_shape=image_shape, num_classes=num_classes, seed=seed, make_head=make_head)
+    made: list[nn.Module] = []
+
+    def noted(feature_size: int, num_classes: int) -> nn.Module:
+        made.append(make_head(feature_size, num_classes))
+        return made[-1]
+
+    model = config.build(image_shape=image_shape, num_classes=num_classes, seed=seed, make_head=noted)
+    if not made and make_head is not LinearHead and not isinstance(make_head, Linear):
+        raise InputError(
+            f"head: {make_head!r} would have no effect: {type(config).__name__}.build makes its own last layer; "
+            "let it call make_head(feature_size, num_classes), or leave the head linear"
+        )
+    return model
 
 
 def _require_normalization(owner: str, value: object) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from widemargin.errors import InputError
@@ -23,13 +24,20 @@ def read_tensors(path: Path) -> Mapping[str, Any]:
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _unpickled(path)
     except Exception as error:  # whatever a broken or hostile file makes the readers raise
-        reason = str(error).splitlines()[0][:_SHOWN] if str(error) else type(error).__name__
         raise InputError(
-            f"{path} cannot be read as tensors alone, and nothing else is ever run: {reason}; save model.state_dict()"
+            f"{path} cannot be read as tensors alone, and nothing else is ever run: {_reason(error)}; "
+            "save model.state_dict()"
         ) from None
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise InputError(f"{path} holds a {type(content).__name__}, not a state dict; save model.state_dict()")
     return content
+
+
+def _reason(error: Exception) -> str:
+    """In a line; torch's own advice about pickles would run them, and its readers fail in words of their own."""
+    if isinstance(error, OSError | ValueError | SafetensorError) and str(error):
+        return str(error).splitlines()[0][:_SHOWN]
+    return "it holds other objects than tensors, or is no file that torch wrote"
 
 
 def _unpickled(path: Path) -> object:

@@ -44,6 +44,6 @@ def _loss_gradients(x: Tensor, y: Tensor | None) -> Cotangents:
 
     def cotangents(logits: Tensor) -> Tensor:
         check_labels("InputGradient", y, batch=len(x), num_classes=logits.shape[1])
-        return (torch.softmax(logits, dim=1) - one_hot(y, logits.shape[1]).to(logits.dtype)).unsqueeze(0)
+        return (torch.softmax(logits, dim=1) - one_hot(y.long(), logits.shape[1]).to(logits.dtype)).unsqueeze(0)
 
     return cotangents

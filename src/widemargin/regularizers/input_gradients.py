@@ -24,6 +24,8 @@ def squared_input_gradients(
     ``constant``: the cotangents, though computed from the logits, are not differentiated. Memory is that of ``at_once``
     cotangents, however many there are.
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module  # its own forward would mark parameters as unused: no graph is made here
     check_gradient_is_possible(owner, model)
     check_batch(owner, x)
 
