@@ -23,6 +23,8 @@ KEYS = [
     "selection",
     "epoch",
     "head_scale",
+    "config",
+    "checkpoint",
     "data",
     "norm",
     "eps",

@@ -1,10 +1,14 @@
 """The settings of the paper's rows, written down here a second time, from the paper and not from the code."""
 
+from dataclasses import replace
+
 import pytest
 
 from widemargin import FGSM, PGD
+from widemargin.config import AveragingConfig
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
 from widemargin.recipes import all_recipes
+from widemargin.recipes.tables import find_table
 from widemargin.schedules import Constant, Steps
 
 RECIPES = all_recipes()
@@ -66,6 +70,22 @@ def test_large_networks_protocol(name):
     assert {"clean", "fgsm", "pgd10", "pgd100"} <= set(config.evaluation.attacks)
     model = WideResNetConfig(depth=34, widen=10, variant="madry") if "wrn" in name else ResNet18Config(width=64)
     assert config.model == model
+
+
+@pytest.mark.parametrize("name", ["cifar-resnet18/at-wd0.0005", "cifar-resnet18/at-emr"])
+def test_averaged_rows_differ_in_the_averaging_alone(name):
+    plain, averaged = RECIPES[name].config, RECIPES[f"{name}-averaged"].config
+    assert plain.averaging is None
+    assert averaged.averaging == AveragingConfig(decay=0.999)
+    assert replace(averaged, name=plain.name, averaging=None) == plain
+
+
+def test_the_table_at_the_same_weight_decay():
+    rows = find_table("resnet18-emr").rows
+    assert [row.recipe.name.partition("/")[2] for row in rows] == [
+        *("at", "at-wd0.0005", "at-emr", "at-wd0.0005-averaged", "at-emr-averaged")
+    ]
+    assert [bool(row.published.results) for row in rows] == [True, False, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,14 @@ def test_epochs_that_one_seed_lacks_are_left_out(jobs, tmp_path):
     assert len(values) == 3
 
 
+@pytest.mark.parametrize(("epochs", "marker"), [(1, "o"), (2, "None")])
+def test_a_curve_of_one_epoch_is_a_dot(tmp_path, epochs, marker):
+    write_job(tmp_path / "runs", "mnist-mlp/st-emr", epochs=epochs)
+    collect([tmp_path / "runs"], tmp_path / "results")
+    figure = curve_figure(PLANS["figure2-mnist-margins.png"], by_recipe(read_tree(tmp_path / "results")))
+    assert [line.get_marker() for axes in figure.axes for line in axes.lines] == [marker, marker]
+
+
 def test_histograms_have_every_image_once_and_an_edge_at_zero(jobs):
     figure = histogram_figure(MNIST, jobs)
     axes, _ = figure.axes

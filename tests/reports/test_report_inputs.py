@@ -2,14 +2,17 @@
 
 import gc
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
-from report_folders import write_evaluation, write_gallery, write_result, write_run, write_sweep
+from job_folders import write_job
+from report_folders import write_checkpoint, write_evaluation, write_gallery, write_result, write_run, write_sweep
 
 from widemargin import InputError
 from widemargin.reports.inputs.gallery_file import read_gallery
-from widemargin.reports.inputs.labels import unique
+from widemargin.reports.inputs.labels import owner, unique
 from widemargin.reports.inputs.search import search
 from widemargin.reports.page.breakdown import breakdowns
 
@@ -207,6 +210,17 @@ def unfinished(folder, count=30):
     return lines[:20]
 
 
+def begun(folder, left):
+    """The same before its first shard is finished; only what is ``left`` lies there."""
+    unfinished(folder)
+    for path in (folder / "shards").iterdir():
+        path.unlink()
+    (folder / "shards" / "00000.sha256").write_text("0" * 64)
+    for path in folder.iterdir():
+        if path.name not in left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def test_an_evaluation_under_way_shows_what_it_has(tmp_path):
     write_run(tmp_path / "run", epochs=2)
     lines = [json.loads(line) for line in unfinished(tmp_path / "run" / "evaluation")]
@@ -218,12 +232,21 @@ def test_an_evaluation_under_way_shows_what_it_has(tmp_path):
     assert evaluation.alarms is None
 
 
-def test_an_evaluation_just_begun_is_passed_over(tmp_path):
+@pytest.mark.parametrize("left", [{"settings.json", "shards"}, {"settings.json"}])
+def test_an_evaluation_just_begun_has_no_examples_yet(tmp_path, left):
     write_run(tmp_path / "run", epochs=2)
-    folder = tmp_path / "run" / "evaluation"
-    unfinished(folder)
-    for path in (folder / "shards").iterdir():
-        path.unlink()
+    begun(tmp_path / "e", left)
+    found = search([tmp_path / "run", tmp_path / "e"])
+    assert len(found.runs) == 1
+    (evaluation,) = found.evaluations
+    assert (evaluation.finished, evaluation.count, evaluation.examples) == (False, 0, None)
+    assert evaluation.has_nothing_yet
+    assert evaluation.attacks[:2] == ["clean", "fgsm"]
+
+
+def test_settings_of_others_that_are_no_json_are_passed_over(tmp_path):
+    write_run(tmp_path / "run", epochs=1)
+    (tmp_path / "settings.json").write_bytes(b"// of an editor\n{\xff}")
     assert search([tmp_path]).evaluations == []
 
 
@@ -237,6 +260,39 @@ def test_a_run_and_its_evaluation_share_a_label_and_a_color(tmp_path):
     assert [run.label for run in found.runs] == ["cifar-resnet18/at · a", "cifar-resnet18/at · b"]
     assert [e.label for e in found.evaluations] == [run.label for run in found.runs] + ["cifar-resnet18/at"]
     assert [found.color(e.label) for e in found.evaluations] == [0, 1, 2]
+
+
+def test_a_moved_run_is_known_by_its_weights(tmp_path):
+    for name in ("a", "b"):
+        write_checkpoint(write_run(tmp_path / "moved" / name, epochs=1) / "best.safetensors", f"sha256:{name}")
+    (tmp_path / "moved" / "a" / "last.safetensors").write_bytes(b"cut off")
+    for name in ("b", "c"):
+        write_evaluation(tmp_path / "e" / name, target=f"gone/{name}x", count=5)
+        edit(tmp_path / "e" / name / "report.json", checkpoint=f"sha256:{name}")
+    found = search([tmp_path])
+    of_b, of_c = found.evaluations
+    assert owner(of_b, found.runs) is found.runs[1]
+    assert owner(of_c, found.runs) is None
+    assert of_b.label == found.runs[1].label == "cifar-resnet18/at · b"
+    assert of_c.label == "cifar-resnet18/at"
+
+
+def test_an_evaluation_of_another_run_of_the_same_name_has_a_name_of_its_own(tmp_path):
+    write_run(tmp_path / "run", epochs=1)
+    write_evaluation(tmp_path / "e" / "b", target="gone/b", count=5)
+    found = search([tmp_path])
+    assert [run.label for run in found.runs] == ["cifar-resnet18/at"]
+    assert [e.label for e in found.evaluations] == ["cifar-resnet18/at · b"]
+
+
+def test_evaluations_in_the_folder_of_a_quick_job_are_quick(tmp_path):
+    for seed, quick in ((0, True), (1, False)):
+        write_job(tmp_path, "mnist-mlp/st-emr", seed, quick=quick, later=("autoattack",), epochs=1)
+    write_evaluation(tmp_path / "e", count=5)
+    found = {e.folder.relative_to(tmp_path): e for e in search([tmp_path]).evaluations}
+    assert {path.parts[-1] for path, e in found.items() if e.quick} == {"seed-0", "evaluation", "autoattack"}
+    assert all("seed-0" in path.parts for path, e in found.items() if e.quick)
+    assert {path for path, e in found.items() if not e.config} == {Path("e")}
 
 
 def test_two_evaluations_of_a_run_are_told_apart(tmp_path):

@@ -20,6 +20,8 @@ from report_folders import (
 )
 
 from widemargin.cli.report import references
+from widemargin.config_files import to_dict
+from widemargin.recipes import find_recipe
 from widemargin.reports.report import write_report
 
 SECTIONS = [
@@ -283,12 +285,53 @@ def test_a_reader_learns_what_was_evaluated(everything):
 def test_eps_is_given_as_written_and_as_a_number(tmp_path):
     report = write_evaluation(tmp_path / "e", count=20)
     report["eps"] = [{"written": "8/255", "value": 8 / 255}]
+    report["config"] = to_dict(find_recipe("cifar-resnet18/at").config)
     (tmp_path / "e" / "report.json").write_text(json.dumps(report))
     text = page_of(tmp_path)
     assert "8/255 = 0.031373" in text
     assert "published under attack only at linf eps 0.031" in text
     assert "paper 50.88" not in text  # a number at another eps is no comparison
     assert "paper 83.39" in text
+
+
+UNKNOWN = "its configuration is not known, so it is not compared with the paper"
+
+
+def test_without_its_configuration_nothing_is_compared(tmp_path):
+    report = write_evaluation(tmp_path / "e", count=20)
+    text = page_of(tmp_path)
+    assert UNKNOWN in text
+    assert "paper 83.39" not in text
+    config = to_dict(find_recipe("cifar-resnet18/at").config)
+    for epochs, said in ((100, False), (2, True)):
+        known = report | {"config": config | {"epochs": epochs}}
+        (tmp_path / "e" / "report.json").write_text(json.dumps(known))
+        text = page_of(tmp_path)
+        assert UNKNOWN not in text
+        assert "paper 83.39" in text
+        assert ("changed from the recipe: epochs=2." in text) is said
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "said"), [("cifar10", 20, True), ("cifar10", 10_000, False), ("x", 20, False)]
+)
+def test_an_evaluation_on_the_first_images_says_so(tmp_path, data, count, said):
+    report = write_evaluation(tmp_path / "e", count=20)
+    report["data"] |= {"name": data, "count": count}
+    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    assert ("judged on the first 20 of 10,000 test images" in page_of(tmp_path)) is said
+
+
+def test_an_evaluation_just_begun_leaves_the_page_what_training_watched(tmp_path):
+    write_run(tmp_path / "run", epochs=2)
+    settings = {"attacks": ["clean"], "eps": ["0.1"], "norm": "linf", "data": "cifar10"}
+    (tmp_path / "run" / "e").mkdir()
+    (tmp_path / "run" / "e" / "settings.json").write_text(json.dumps(settings))
+    text = page_of(tmp_path)
+    assert "1 run and 1 evaluation, 2 of them unfinished" in text
+    assert "cifar10, test, 0 images" in text
+    assert "cifar-resnet18/at: no image is judged yet: as watched in training" in text
+    assert "not evaluated" not in text
 
 
 def test_an_unfinished_run_with_a_line_cut_off(everything):
@@ -440,6 +483,22 @@ def test_a_quick_result_says_so(tmp_path):
     result = write_result(tmp_path / "r")
     (tmp_path / "r" / "result.json").write_text(json.dumps(result | {"quick": True}))
     assert "made quick" in page_of(tmp_path)
+
+
+def test_a_mean_says_what_holds_for_all_its_seeds(tmp_path):
+    for seed in (0, 1):
+        result = write_result(tmp_path / f"seed-{seed}", seed=seed)
+        result["config"] |= {"epochs": 2, "batch_size": 7 + seed}
+        (tmp_path / f"seed-{seed}" / "result.json").write_text(json.dumps(result | {"quick": True}))
+    page_of(tmp_path)
+    lines = (tmp_path.parent / f"{tmp_path.name}-out" / "report.md").read_text().splitlines()
+    (mean,) = [line for line in lines if line.startswith("- mnist-mlp/st-emr, mean of 2 seeds: ")]
+    assert mean.endswith(": ± over seeds; made quick: a short run and short attacks, not to be compared.")
+    result["config"]["batch_size"] = 7
+    (tmp_path / "seed-1" / "result.json").write_text(json.dumps(result | {"quick": True}))
+    page_of(tmp_path)
+    text = (tmp_path.parent / f"{tmp_path.name}-out" / "report.md").read_text()
+    assert text.count("not to be compared; changed from the recipe: epochs=2, batch\\_size=7.") == 3
 
 
 def test_the_page_is_the_same_each_time(everything):

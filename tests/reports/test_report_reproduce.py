@@ -4,6 +4,7 @@ import html
 import json
 import re
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -67,6 +68,20 @@ def numbers(place):
     kept = ("accuracy", "margins", "distance", "eps", "step_size", "seed", "data", "attacks", "norm")
     reports = {path.parent.name: json.loads(path.read_text()) for path in place.glob("evaluations/*/report.json")}
     return {name: {key: report[key] for key in kept} for name, report in reports.items()}
+
+
+def test_a_run_and_an_evaluation_that_were_moved_belong_together(printed, monkeypatch, tmp_path):
+    place, _ = printed
+    shutil.copytree(place / "runs" / "tiny", tmp_path / "moved" / "b")
+    shutil.copytree(place / "evaluations" / "own plan", tmp_path / "moved" / "e")
+    monkeypatch.chdir(tmp_path)
+    assert run(["report", "moved", "--out", "both.html"]) == 0
+    assert run(["report", "moved/e", "--out", "alone.html"]) == 0
+    for name in ("both.md", "alone.md"):
+        text = (tmp_path / name).read_text()
+        assert "not evaluated" not in text
+        assert f"- {RECIPE}: judged on the first 20 of 3,000 test images; " in text
+        assert 'changed from the recipe: epochs=1, data.name="mnist-embedded"' in text
 
 
 def test_there_is_a_command_for_everything(printed):

@@ -23,6 +23,11 @@ def test_mean_and_spread_over_seeds_and_the_difference():
     assert cells["margin_test"].difference == pytest.approx(0.98 - 1.5)
 
 
+def test_seeds_that_agree_have_a_spread_of_zero():
+    assert compare(("clean",), {}, [result(clean=97.0)] * 2)["clean"].text() == "97.00±0.00 / -"
+    assert compare(("clean",), {}, [result(clean=97.0)])["clean"].text() == "97.00 / -"
+
+
 def test_a_row_not_run_has_the_papers_number_alone():
     assert compare(("clean",), {"clean": 98.0}, [])["clean"].text() == "- / 98.00"
 

@@ -35,6 +35,10 @@ class Subject:
     source: str | None = None
     """How the data is named to the command line, where its own name does not do: the path of a file."""
     head_scale: float | None = None
+    config: dict[str, Any] | None = None
+    """The configuration of the run that made the weights, where one of ours did."""
+    checkpoint: str | None = None
+    """The checksum of the file that held them, by which the run is found again wherever it was moved."""
 
 
 @dataclass(frozen=True, kw_only=True)

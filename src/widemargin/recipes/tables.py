@@ -1,5 +1,6 @@
 """The paper's tables as lists of recipes, each row beside its published numbers. The order is the paper's."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -42,6 +43,7 @@ _TABLE3 = (
     *("at-mail", "at-mail-emr", "trades-mail", "trades-mail-emr", "mart", "mart-emr"),
 )
 _RESNET18 = ("at", "at-igr", "at-emr", "trades", "trades-igr", "trades-emr")
+_SAME_DECAY = ("at", "at-wd0.0005", "at-emr", "at-wd0.0005-averaged", "at-emr-averaged")
 _LACKING = (("mnist-mlp", ("st-wd0",)), ("cifar-cnn", ("st-wd0", "st-wd0.0005", "at-wd0.0005")))
 _FORMS = (("st-emr", "ST+EMR"), ("st-approximate-emr", "ST+Approx-EMR"))
 _FORMS_AT = (("at-emr", "AT+EMR"), ("at-approximate-emr", "AT+Approx-EMR"))
@@ -72,8 +74,14 @@ def _approximation() -> tuple[Row, ...]:
 
 def _baselines() -> tuple[Row, ...]:
     """Rows without published numbers: no weight decay, for Fig. 1, and the weight decay of the EMR rows."""
-    names = [f"{prefix}/{name}" for prefix, members in _LACKING for name in members]
-    return tuple(Row(all_recipes()[name], Published(table="", row="", results={})) for name in names)
+    return _whatever(f"{prefix}/{name}" for prefix, members in _LACKING for name in members)
+
+
+def _whatever(names: Iterable[str]) -> tuple[Row, ...]:
+    """Rows with their published numbers, where they have some."""
+    recipes = [all_recipes()[name] for name in names]
+    nothing = Published(table="", row="", results={})
+    return tuple(Row(recipe, recipe.published or nothing) for recipe in recipes)
 
 
 @cache
@@ -86,6 +94,11 @@ def all_tables() -> dict[str, Table]:
         "table4": Table("Table 4: EMR at clean or adversarial images", _ATTACKS, _ablation()),
         "approximation": Table("Exact and approximate EMR", ("clean", "pgd", *_MARGINS), _approximation()),
         "resnet18": Table("ResNet-18 on CIFAR-10", _ATTACKS, _own("cifar-resnet18", _RESNET18)),
+        "resnet18-emr": Table(
+            "ResNet-18: EMR at the same weight decay, and beside weight averaging",
+            _ATTACKS,
+            _whatever(f"cifar-resnet18/{name}" for name in _SAME_DECAY),
+        ),
         "baselines": Table("Baselines that the paper's tables lack", ("clean", "pgd", *_MARGINS), _baselines()),
     }
 

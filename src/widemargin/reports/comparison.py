@@ -24,7 +24,8 @@ class Cell:
 
     def text(self) -> str:
         """Ours ± spread / paper's (difference)."""
-        ours = "-" if self.ours is None else f"{self.ours:.2f}" + (f"±{self.spread:.2f}" if self.spread else "")
+        spread = "" if self.spread is None else f"±{self.spread:.2f}"
+        ours = "-" if self.ours is None else f"{self.ours:.2f}{spread}"
         paper = "-" if self.paper is None else f"{self.paper:.2f}"
         difference = "" if self.difference is None else f" ({self.difference:+.2f})"
         return f"{ours} / {paper}{difference}"

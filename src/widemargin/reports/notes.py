@@ -1,4 +1,4 @@
-"""What a reader must know before comparing a row: unfinished, changed from its recipe, attacked at another size."""
+"""What a reader must know before comparing a row: unfinished, on few images, unlike its recipe, of another size."""
 
 from collections.abc import Mapping
 
@@ -10,6 +10,14 @@ from widemargin.reports.reference import Reference
 MANY = 4
 HARMLESS = ("seed=", "watch.", "evaluation.")
 """Changes of these leave the trained model what it is (the seed is named elsewhere)."""
+TEST_IMAGES = {
+    "mnist-embedded": 3_000,
+    "mnist": 10_000,
+    "fashion-mnist": 10_000,
+    "cifar10-embedded": 60,
+    "cifar10": 10_000,
+}
+"""How many the data sets have."""
 
 
 def notes_of_evaluation(evaluation: Evaluation, run: Run | None, reference: Reference | None) -> list[str]:
@@ -19,8 +27,23 @@ def notes_of_evaluation(evaluation: Evaluation, run: Run | None, reference: Refe
         notes.append("made quick: a short run and short attacks, not to be compared")
     if run is not None:
         notes += state(run)
-    settings = run.config if run is not None else evaluation.config
+    notes += _fewer_images(evaluation)
+    settings = settings_of(evaluation, run)
+    if reference is not None and not settings:
+        return [*notes, "its configuration is not known, so it is not compared with the paper"]
     return notes + differences(settings, reference) + _other_size(evaluation, reference)
+
+
+def settings_of(evaluation: Evaluation, run: Run | None) -> Mapping[str, object]:
+    """The configuration of what was judged; empty where it is not known."""
+    return evaluation.config or (run.config if run is not None else {})
+
+
+def _fewer_images(evaluation: Evaluation) -> list[str]:
+    whole = TEST_IMAGES.get(evaluation.data)
+    if not evaluation.finished or evaluation.count is None or whole is None or evaluation.count >= whole:
+        return []
+    return [f"judged on the first {evaluation.count:,} of {whole:,} test images"]
 
 
 def differences(settings: Mapping[str, object], reference: Reference | None) -> list[str]:

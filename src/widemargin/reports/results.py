@@ -10,7 +10,7 @@ from widemargin.reports.inputs.labels import owner
 from widemargin.reports.inputs.run_folder import Run
 from widemargin.reports.inputs.search import Findings
 from widemargin.reports.measures import MARGIN, MARGIN_TRAIN, ROBUST, Measure, clean, in_order
-from widemargin.reports.notes import differences, notes_of_evaluation, state
+from widemargin.reports.notes import differences, notes_of_evaluation, settings_of, state
 from widemargin.reports.reference import Reference
 
 References = Mapping[str, Reference]
@@ -44,10 +44,14 @@ class Results:
 
 def results(found: Findings, references: References) -> list[Results]:
     """For each data set: rows of evaluations, means over seeds, then runs that nobody has evaluated."""
-    rows = [_of_evaluation(evaluation, found.runs, references) for evaluation in found.evaluations]
-    rows += _means(found.evaluations, rows)
-    judged = {run.folder for e in found.evaluations if (run := owner(e, found.runs)) is not None}
-    rows += [_of_run(run, references) for run in found.runs if run.folder not in judged]
+    owners = [owner(evaluation, found.runs) for evaluation in found.evaluations]
+    pairs = list(zip(found.evaluations, owners, strict=True))
+    shown = [(e, run) for e, run in pairs if run is None or not e.has_nothing_yet]
+    rows = [_of_evaluation(evaluation, run, references) for evaluation, run in shown]
+    rows += _means([evaluation for evaluation, _ in shown], rows)
+    judged = {run.folder for _, run in shown if run is not None}
+    begun = {run.folder for run in owners if run is not None}
+    rows += [_of_run(r, references, begun=r.folder in begun) for r in found.runs if r.folder not in judged]
     return [_table(data, [row for row in rows if row.data == data]) for data in dict.fromkeys(row.data for row in rows)]
 
 
@@ -55,15 +59,15 @@ def _table(data: str, rows: Sequence[Row]) -> Results:
     return Results(data, in_order(measure for row in rows for measure in row.cells), rows)
 
 
-def _of_evaluation(evaluation: Evaluation, runs: Sequence[Run], references: References) -> Row:
+def _of_evaluation(evaluation: Evaluation, run: Run | None, references: References) -> Row:
     reference = references.get(evaluation.name or "")
-    cells = {measure: _cell(measure, value, None, reference) for measure, value in _attacked(evaluation).items()}
+    compared = reference if settings_of(evaluation, run) else None
+    cells = {measure: _cell(measure, value, None, compared) for measure, value in _attacked(evaluation).items()}
     for key, attack in (("correct", MARGIN), ("train", MARGIN_TRAIN)):
         margins = evaluation.margins.get(key)
         if margins is not None and margins.mean is not None:
             measure = Measure(attack, norm=evaluation.margin_norm)
-            cells[measure] = _cell(measure, margins.mean, margins.std, reference)
-    run = owner(evaluation, runs)
+            cells[measure] = _cell(measure, margins.mean, margins.std, compared)
     return Row(
         label=evaluation.label,
         kind=evaluation.kind,
@@ -100,7 +104,7 @@ def published(measure: Measure, reference: Reference) -> float | None:
     return reference.attacked(measure.attack, norm=measure.norm, eps=measure.radius.value)
 
 
-def _of_run(run: Run, references: References) -> Row:
+def _of_run(run: Run, references: References, *, begun: bool) -> Row:
     reference = references.get(run.name)
     last: dict[Measure, float] = {}
     for key, measure in (("test_clean", clean()), ("test_robust", Measure(ROBUST))):
@@ -108,7 +112,8 @@ def _of_run(run: Run, references: References) -> Row:
         if curve:
             last[measure] = curve[-1][1]
     cells = {measure: _cell(measure, value, None, reference) for measure, value in last.items()}
-    notes = ["not evaluated: as watched in training", *state(run), *differences(run.config, reference)]
+    why = "no image is judged yet" if begun else "not evaluated"
+    notes = [f"{why}: as watched in training", *state(run), *differences(run.config, reference)]
     data = run.config.get("data", {}).get("name", "")
     return Row(
         label=run.label,
@@ -140,6 +145,6 @@ def _mean(name: str, rows: Sequence[Row]) -> Row:
         kind="mean",
         data=rows[0].data,
         cells=cells,
-        notes=["± over seeds"],
+        notes=["± over seeds", *(note for note in rows[0].notes if all(note in row.notes for row in rows))],
         source=rows[0].source,
     )

@@ -45,7 +45,9 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
         return
     for line, found in shown:
         epochs, values = _shown(over_seeds(found, panel.key), panel)
-        axes.plot(epochs, values, color=line.color, linewidth=1.6, label=_label(line, found, values, panel))
+        marker = "o" if len(epochs) == 1 else None  # a line needs two points to be seen
+        label = _label(line, found, values, panel)
+        axes.plot(epochs, values, color=line.color, linewidth=1.6, marker=marker, label=label)
         spreads = dict(zip(*over_seeds(found, panel.spread), strict=True)) if panel.spread else {}
         if spreads and set(epochs) <= set(spreads):
             low, high = ([v + sign * spreads[e] for e, v in zip(epochs, values, strict=True)] for sign in (-1, 1))

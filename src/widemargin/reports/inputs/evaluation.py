@@ -58,6 +58,8 @@ class Evaluation:
     target: str = ""
     name: str | None = None
     weights: str = ""
+    checkpoint: str = ""
+    """The checksum of the file that held the weights."""
     selection: str = ""
     epoch: int | None = None
     data: str = ""
@@ -88,10 +90,16 @@ class Evaluation:
     precision: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    """Of the run that made the weights; empty where nobody knows it."""
     quick: bool = False
     examples: Examples | None = None
     gallery: Gallery | None = None
     label: str = ""
+
+    @property
+    def has_nothing_yet(self) -> bool:
+        """Whether it has begun and not one image is judged."""
+        return not self.finished and not self.accuracy
 
     def radius_of(self, name: str) -> tuple[str, Radius | None]:
         """("pgd20", 8/255) for "pgd20@8/255", and for "pgd20" where there is one eps; ("clean", None)."""

@@ -35,6 +35,7 @@ def _evaluation(folder: Path, report: Fields) -> Evaluation:
         target=report.text("target"),
         name=report.text("name") or None,
         weights=report.text("weights"),
+        checkpoint=report.text("checkpoint"),
         selection=report.text("selection"),
         epoch=report.whole("epoch"),
         data=data.text("name"),
@@ -62,6 +63,7 @@ def _evaluation(folder: Path, report: Fields) -> Evaluation:
         device=report.text("device"),
         precision=report.text("precision"),
         seconds=report.table("seconds").numbers(),
+        config=report.table("config").values,
         examples=read_examples(folder / EXAMPLES),
         gallery=read_gallery(folder / GALLERY),
     )

@@ -1,7 +1,7 @@
 """A name on the page for everything: short, unique, and the same for a run and its one evaluation."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,11 @@ def labelled(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> tuple[li
     owners = [owner(evaluation, runs) for evaluation in evaluations]
     wanted = [run.label if run else _own_name(e) for run, e in zip(owners, evaluations, strict=True)]
     labels = unique(wanted, [_hints_of_evaluation(evaluation) for evaluation in evaluations])
+    taken = {*names, *labels}
+    labels = [
+        _other(label, e.folder, taken) if run is None and label in names else label
+        for label, e, run in zip(labels, evaluations, owners, strict=True)
+    ]
     return runs, [
         replace(evaluation, label=label, name=evaluation.name or (run.name if run else None))
         for evaluation, label, run in zip(evaluations, labels, owners, strict=True)
@@ -23,13 +28,16 @@ def labelled(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> tuple[li
 
 
 def owner(evaluation: Evaluation, runs: Sequence[Run]) -> Run | None:
-    """The run that an evaluation judges: the one that holds it, or the one its target names."""
+    """The run that an evaluation judges: the one that holds it, that its target names, or that has its weights."""
     target = Path(evaluation.target)
     places = [evaluation.folder.resolve(), *([target.resolve()] if evaluation.target and target.exists() else [])]
     for run in runs:
         folder = run.folder.resolve()
         if any(folder == place or folder in place.parents for place in places):
             return run
+    same = [run for run in runs if evaluation.checkpoint in run.checksums()] if evaluation.checkpoint else []
+    if same:
+        return same[0]
     alike = [run for run in runs if any(_ends_with(run.folder, path) for path in (target, target.parent))]
     return alike[0] if len(alike) == 1 else None
 
@@ -50,6 +58,11 @@ def unique(names: Sequence[str], hints: Sequence[Sequence[str]]) -> list[str]:
             for number, hint in zip(members, _telling([hints[member] for member in members]), strict=True):
                 labels[number] = f"{name} · {hint}"
     return labels
+
+
+def _other(name: str, folder: Path, taken: Collection[str]) -> str:
+    """The name with as much of the folder as nobody else has; it is not the run of that name that was judged."""
+    return next(label for tail in _tails(folder) if (label := f"{name} · {tail}") not in taken)
 
 
 def _telling(hints: list[Sequence[str]]) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
+from widemargin.reports.inputs.checkpoint_file import read_checksum
 from widemargin.reports.inputs.fields import Fields, read_lines, read_text
 
 CONFIG, METRICS = "config.toml", "metrics.jsonl"
@@ -64,6 +65,11 @@ class Run:
     def checkpoints(self) -> list[str]:
         """Which weights are kept."""
         return [kept for kept in ("best", "last") if (self.folder / f"{kept}.safetensors").is_file()]
+
+    def checksums(self) -> list[str]:
+        """Those that the checkpoints kept carry; read from the disk each time."""
+        found = [read_checksum(self.folder / f"{kept}.safetensors") for kept in self.checkpoints]
+        return [checksum for checksum in found if checksum]
 
     def curve(self, key: str) -> list[tuple[float, float]]:
         """(epoch, value) wherever the value was measured."""

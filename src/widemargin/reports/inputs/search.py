@@ -8,6 +8,7 @@ from pathlib import Path
 from widemargin.errors import InputError
 from widemargin.reports.inputs.evaluation import Evaluation
 from widemargin.reports.inputs.evaluation_folder import REPORT, read_evaluation
+from widemargin.reports.inputs.job_folder import told_by_jobs
 from widemargin.reports.inputs.labels import labelled
 from widemargin.reports.inputs.result_file import RESULT, read_result
 from widemargin.reports.inputs.run_folder import Run, is_run, read_run
@@ -47,7 +48,7 @@ def search(folders: Sequence[Path]) -> Findings:
                 _read(inside, found)
         if _count(found) == before and len(seen) > known:
             raise InputError(f"{folder} holds no run, evaluation, sweep or result; was it the right folder?")
-    found.runs, found.evaluations = labelled(found.runs, found.evaluations)
+    found.runs, found.evaluations = labelled(found.runs, told_by_jobs(found.evaluations))
     return found
 
 

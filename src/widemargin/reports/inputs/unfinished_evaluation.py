@@ -14,8 +14,17 @@ SETTINGS, SHARDS = "settings.json", "shards"
 
 
 def is_unfinished_evaluation(folder: Path) -> bool:
-    """Whether an evaluation was begun here and has finished a shard."""
-    return (folder / SETTINGS).is_file() and any((folder / SHARDS).glob("*.jsonl"))
+    """Whether an evaluation was begun here: its settings are the first thing it writes."""
+    return (folder / SETTINGS).is_file() and ((folder / SHARDS).is_dir() or b'"attacks"' in _start(folder / SETTINGS))
+
+
+def _start(path: Path) -> bytes:
+    """Enough of a file, which may be anybody's, to see whose it is."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(10_000)
+    except OSError:
+        return b""
 
 
 def read_unfinished(folder: Path) -> Evaluation | None:
