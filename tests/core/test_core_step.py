@@ -111,6 +111,23 @@ def test_several_penalties_add_up() -> None:
 # Adversarial training
 
 
+def test_every_purpose_has_random_numbers_of_its_own() -> None:
+    seeds = {}
+
+    def drawing(purpose: str) -> Any:
+        def regularizer(model: nn.Module, x: Tensor, y: Tensor, *, generator: torch.Generator) -> Tensor:
+            seeds[purpose] = generator.initial_seed()
+            return ExactEMR()(model, x)
+
+        return regularizer
+
+    penalties = tuple(Penalty(name=name, regularizer=drawing(name), weight=0.1) for name in ("emr", "igr"))
+    moment = Moment(seed=3, epoch=1, step=2, steps_per_epoch=5)
+    train_step(state_of(relu_net()), Standard(), penalties, batch_of(images(6, 1, 3, 5), labels(6, 4)), moment)
+    assert seeds == {name: moment.derived_seed(name) for name in ("emr", "igr")}
+    assert len({*seeds.values(), moment.derived_seed("attack")}) == 3
+
+
 def test_adversarial_training_is_the_formula_at_the_attacked_images() -> None:
     model, x, y = relu_net(), images(4, 1, 3, 5), labels(4, 4)
     x_adv = ATTACK(model, x, y, generator=START.generator("attack"))

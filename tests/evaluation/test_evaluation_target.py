@@ -35,7 +35,7 @@ def test_a_file_means_that_file(run_folder):
 
 
 def test_a_path_that_does_not_exist(tmp_path):
-    with pytest.raises(InputError, match=r"nowhere does not exist; give a run folder .* or a .safetensors checkpoint"):
+    with pytest.raises(InputError, match=r"nowhere does not exist; give a run folder .* or a checkpoint file"):
         load_target(tmp_path / "nowhere")
 
 

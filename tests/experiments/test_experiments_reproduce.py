@@ -6,11 +6,12 @@ from widemargin.cli.main import run
 from widemargin.recipes.tables import all_tables
 from widemargin.training import steps as steps_module
 
-ROWS = {"table1": 16, "table2": 14, "table3": 14, "table4": 4, "approximation": 8, "resnet18": 6, "baselines": 4}
+ROWS = {"table1": 16, "table2": 14, "table3": 14, "table4": 4, "approximation": 8, "resnet18": 6}
+OURS = {"resnet18-emr": 5, "baselines": 4}
 
 
 def test_the_tables_have_the_papers_rows():
-    assert {name: len(table.rows) for name, table in all_tables().items()} == ROWS
+    assert {name: len(table.rows) for name, table in all_tables().items()} == ROWS | OURS
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def _flip_a_weight(path):
 DAMAGES = [
     (_truncate, "not fit its checksum"),
     (_garble_header, "it claims a header of 18446744073709551615 bytes"),
-    (_empty, "it claims a header of 0 bytes and has 0 bytes"),
+    (_empty, "it has 0 bytes in all"),
     (_without_description, "holds weights but no widemargin description"),
     (_flip_a_weight, "its bytes do not fit its checksum"),
     (Path.unlink, "it is missing"),

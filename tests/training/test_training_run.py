@@ -6,14 +6,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from widemargin import InputError
 from widemargin.checkpoints import load_checkpoint
+from widemargin.config import OptimizerConfig
 from widemargin.config_files import read_toml
 from widemargin.files import write_text_whole
 from widemargin.training import epoch, epoch_end, train
 from widemargin.training import run as run_module
+from widemargin.training import steps as steps_module
 from widemargin.training.setup import load_splits
+from widemargin.training.state import make_optimizer
+from widemargin.training.step import train_step
+from widemargin.types import Nets
 
 VALIDATED = ("data.held_out=40", 'watch.attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}')
 ALWAYS = {"epoch", "samples", "loss", "total", "train_accuracy", "lr", "seconds"}
@@ -54,6 +60,27 @@ def test_the_folder_holds_configuration_metrics_and_last_checkpoint(tiny, tmp_pa
     assert all(line.keys() == ALWAYS | WATCHED for line in lines)
     assert [line["samples"] for line in lines] == [150, 150, 150]
     assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.1, 0.01])
+
+
+def test_every_step_has_the_learning_rate_of_its_epoch(tiny, tmp_path, monkeypatch):
+    used = []
+
+    def noted(state, *args, **options):
+        used.append([group["lr"] for group in state.optimizer.param_groups])
+        return train_step(state, *args, **options)
+
+    monkeypatch.setattr(steps_module, "train_step", noted)
+    train(tiny(), out=tmp_path / "run")
+    assert used == [[pytest.approx(rate)] for rate in (0.1, 0.1, 0.01) for _ in range(4)]
+
+
+def test_the_optimizer_is_what_the_configuration_says_and_no_more():
+    nets = Nets(model=nn.Linear(3, 2), teacher=nn.BatchNorm1d(2))
+    optimizer = make_optimizer(nets, OptimizerConfig(lr=0.3, momentum=0.8, weight_decay=0.02))
+    (group,) = optimizer.param_groups
+    said = {"lr": 0.3, "momentum": 0.8, "weight_decay": 0.02, "nesterov": False, "dampening": 0, "maximize": False}
+    assert {name: group[name] for name in said} == said
+    assert [id(p) for p in group["params"]] == [id(p) for net in (nets.model, nets.teacher) for p in net.parameters()]
 
 
 def test_metrics_name_robust_accuracy_validation_and_emr_where_there_are_any(tiny, tmp_path):

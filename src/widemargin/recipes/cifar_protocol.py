@@ -2,7 +2,7 @@
 
 48,000 training images, 2,000 held out, class-stratified; the best epoch by PGD-10 on the held-out images counts. eps is
 0.031 throughout, as the paper's appendix says. The EMR weight falls one epoch before the learning rate, as in the
-released code, and is in its scaling.
+released code (with it for MART and LBGAT, which the code does not have), and is in its scaling.
 """
 
 from dataclasses import replace
