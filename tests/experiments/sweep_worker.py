@@ -4,7 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from widemargin.experiments.sweep import Sweep, work
+from widemargin.experiments.grid import Sweep
+from widemargin.experiments.sweep import work
 from widemargin.recipes import find_recipe
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from widemargin.cli.main import run
 from widemargin.errors import InputError
-from widemargin.experiments.sweep import Sweep, _join, failures, parse_grid, results, work
+from widemargin.experiments.grid import Sweep, parse_grid
+from widemargin.experiments.sweep import _join, failures, results, work
 from widemargin.recipes import find_recipe
 
 WORKER = Path(__file__).with_name("sweep_worker.py")

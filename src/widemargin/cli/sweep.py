@@ -15,6 +15,7 @@ from widemargin.cli.arguments import DataDir, Device, OnNonfinite
 from widemargin.config import RunConfig
 from widemargin.config_files import with_overrides
 from widemargin.errors import InputError
+from widemargin.experiments.grid import Sweep, parse_grid
 from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes import find_recipe
 from widemargin.reports.heat_map import heat_map
@@ -53,7 +54,7 @@ def sweep(
     A point that fails does not stop the others; the command then ends with exit code 1, and given again tries it again.
     """
     # Optuna takes a second to import
-    from widemargin.experiments.sweep import Sweep, failures, parse_grid, results, work
+    from widemargin.experiments.sweep import failures, results, work
 
     check_alone("sweep", "to share it, start the same command several times, on as many machines as you like")
     if heartbeat < 1:
