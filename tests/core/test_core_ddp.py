@@ -1,0 +1,37 @@
+"""A penalty in somebody's own loop with DistributedDataParallel, in a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+LOOP = """
+import sys, torch, torch.distributed as dist, torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from widemargin import ExactEMR
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(15, 8), nn.ReLU(), nn.Linear(8, 4))
+
+x, y = torch.rand(4, 1, 3, 5), torch.arange(4)
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+alone = make()
+shared = make()
+wrapped = DDP(shared, **{sys.argv[2]: True})
+for _ in range(2):
+    for net, model in ((alone, alone), (shared, wrapped)):
+        net.zero_grad()
+        (F.cross_entropy(model(x), y) + ExactEMR()(model, x).mean()).backward()
+for ours, expected in zip(shared.parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(ours.grad, expected.grad)
+print("the same")
+"""
+
+
+@pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
+def test_the_gradients_of_the_model_alone(option, tmp_path):
+    command = [sys.executable, "-c", LOOP, str(tmp_path / "meeting"), option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "the same\n", done.stderr
