@@ -1,5 +1,7 @@
 """What is no number, or has none: it stays visible, it is never a good result, and messages name it."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 from oracles import images, labels, relu_net
 from widemargin import PGD, ApproximateEMR, ExactEMR, InputError, effective_margin
 from widemargin.data import ImageSet
-from widemargin.evaluation import evaluate
+from widemargin.evaluation import Report, evaluate
 from widemargin.evaluation.accuracy import predicted
 from widemargin.jacobian import logit_jacobian
 from widemargin.regularizers import InputGradient
@@ -49,7 +51,7 @@ def test_logits_of_nan_predict_nothing() -> None:
     assert predicted(logits, torch.zeros(3, dtype=torch.long)).tolist() == [False, True, True]
 
 
-def report_of(model: nn.Module, norm: str = "linf"):  # type: ignore[no-untyped-def]
+def report_of(model: nn.Module, norm: str = "linf") -> Report:
     data = ImageSet(images(40, 1, 3, 5).float(), torch.zeros(40, dtype=torch.long), num_classes=4, name="noise")
     return evaluate(model.float(), data, ("clean", "pgd3"), 0.1, norm)
 
@@ -105,7 +107,7 @@ class Frozen(nn.Module):
         lambda net: effective_margin(net, X, Y),
     ],
 )
-def test_a_part_without_gradients_is_named(call) -> None:  # type: ignore[no-untyped-def]
+def test_a_part_without_gradients_is_named(call: Callable[[nn.Module], Tensor]) -> None:
     with pytest.raises(InputError, match="no gradient to the images"):
         call(Frozen())
 

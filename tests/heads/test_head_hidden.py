@@ -1,5 +1,6 @@
 """A head's margin is never left out silently: behind a wrapper, under another name, or not built at all."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from widemargin import InputError
-from widemargin.heads import Hypersphere, LargeMargin, Linear
+from widemargin.heads import Hypersphere, LargeMargin, Linear, MakeHead
 from widemargin.models import build_model
+from widemargin.models.constraints import ImageShape
 from widemargin.objectives import Standard
 from widemargin.types import Nets
 
@@ -28,33 +30,29 @@ class Net(nn.Module):
         return self.head(self.features(x))
 
 
-class OtherName(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.classifier = nn.Flatten(), LargeMargin()(12, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.body(x))
-
-
 class NoFeatures(nn.Module):
-    def __init__(self) -> None:
+    """Its head lies under the name given."""
+
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self.body, self.head = nn.Flatten(), LargeMargin()(12, 5)
+        self.name = name
+        self.add_module(name, LargeMargin()(12, 5))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
+        return self.get_submodule(self.name)(x.flatten(1))
 
 
-@pytest.mark.parametrize("make", [lambda: nn.DataParallel(Net()), lambda: nn.Sequential(Net()), OtherName])
-def test_a_hidden_margin_is_refused(make) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    "make", [lambda: nn.DataParallel(Net()), lambda: nn.Sequential(Net()), lambda: NoFeatures("last")]
+)
+def test_a_hidden_margin_is_refused(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(InputError, match=r"margin training would leave out; it is looked for as model\.head"):
         Standard()(Nets(make()), X, Y, epoch=0)
 
 
 def test_a_head_needs_features() -> None:
     with pytest.raises(InputError, match=r"needs NoFeatures\.features\(x\)"):
-        Standard()(Nets(NoFeatures()), X, Y, epoch=0)
+        Standard()(Nets(NoFeatures("head")), X, Y, epoch=0)
 
 
 def test_its_own_place_works() -> None:
@@ -65,7 +63,9 @@ def test_its_own_place_works() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    def build(self, *, image_shape, num_classes, seed, make_head=None):  # type: ignore[no-untyped-def]
+    def build(
+        self, *, image_shape: ImageShape, num_classes: int, seed: int | None, make_head: MakeHead | None = None
+    ) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(12, num_classes))
 
 

@@ -55,6 +55,16 @@ def check_whole(path: Path) -> bool:
     return True
 
 
+def read_checksum(path: Path) -> str | None:
+    """What a checkpoint carries, ``sha256:...``, by its header alone; None where there is none to be read."""
+    try:
+        with path.open("rb") as stream:
+            place = _PLACE.search(read_header(stream, path))
+    except (DamagedError, OSError):
+        return None
+    return None if place is None else f"sha256:{place.group(1).decode()}"
+
+
 def read_header(stream: BinaryIO, path: Path) -> bytes:
     """The JSON header, if the file can hold one of the length it claims."""
     size = path.stat().st_size

@@ -45,11 +45,12 @@ class _Heard:
 
 def alarms_of_model(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) -> list[Alarm]:
     """Look at the model itself, on one batch."""
+    gradient = _gradient(model, x, y)
     found = [
         _randomized(model, x, y),
         _probabilities(model, x),
-        _not_finite(model, x, y),
-        _zero_gradients(model, x, y),
+        _not_finite(model, x, gradient),
+        _zero_gradients(gradient),
         _huge(model, x, y, settings),
     ]
     return [alarm for alarm in found if alarm is not None]
@@ -83,10 +84,10 @@ def _probabilities(model: nn.Module, x: Tensor) -> Alarm | None:
     )
 
 
-def _not_finite(model: nn.Module, x: Tensor, y: Tensor) -> Alarm | None:
+def _not_finite(model: nn.Module, x: Tensor, gradient: Tensor) -> Alarm | None:
     with torch.no_grad():
         outputs = _share_not_finite(model(x))
-    gradients = _share_not_finite(_gradient(model, x, y))
+    gradients = _share_not_finite(gradient)
     if not outputs and not gradients:
         return None
     what, share = ("logits", outputs) if outputs else ("an input gradient", gradients)
@@ -109,8 +110,7 @@ def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return torch.autograd.grad(loss, leaf)[0]
 
 
-def _zero_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Alarm | None:
-    gradient = _gradient(model, x, y)
+def _zero_gradients(gradient: Tensor) -> Alarm | None:
     share = float((gradient.flatten(1).abs().amax(1) < 1e-12).float().mean())
     if share < ZERO_SHARE:
         return None

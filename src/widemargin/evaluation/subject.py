@@ -4,7 +4,6 @@ No pickle is ever executed: ``.pt`` and ``.pth`` files are read as tensors alone
 """
 
 import importlib
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from widemargin.checkpoints import read_checksum
 from widemargin.config import EvaluationConfig
 from widemargin.data import ImageSet
 from widemargin.errors import InputError
@@ -51,9 +51,15 @@ def load_judgeable(
     if path.is_file() and (path.suffix in PICKLED or not _is_ours(path)):
         return _from_public(path, image_shape, head_scale)
     target = load_target(path)
+    config = target.description.run_config()
+    return Judgeable(target.model, subject_of(target), config.evaluation, config.data.name, target)
+
+
+def subject_of(target: Target) -> Subject:
+    """A run of ours, in words; the images are those of its own data."""
     description = target.description
     config = description.run_config()
-    subject = Subject(
+    return Subject(
         target=str(target.path),
         name=config.name,
         weights=description.which,
@@ -61,16 +67,8 @@ def load_judgeable(
         epoch=description.epoch,
         data=config.data.name,
         config=description.config,
-        checkpoint=_checksum(target.path),
+        checkpoint=read_checksum(target.path),
     )
-    return Judgeable(target.model, subject, config.evaluation, config.data.name, target)
-
-
-def _checksum(path: Path) -> str | None:
-    """What our checkpoint says of itself; the first ones had none."""
-    with safe_open(path, framework="pt") as stream:
-        checksum: str | None = json.loads(stream.metadata()["widemargin"]).get("checksum")
-    return checksum
 
 
 def _is_ours(path: Path) -> bool:

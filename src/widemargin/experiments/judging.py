@@ -6,7 +6,7 @@ named after it. Whatever is interrupted goes on.
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from widemargin.checkpoints import software_versions
 from widemargin.config import EvaluationConfig
 from widemargin.config_files import to_dict
 from widemargin.data import ImageSet, in_order
-from widemargin.evaluation import Report, Subject, Target, evaluate, load_target, measure_margins
+from widemargin.evaluation import Report, Target, evaluate, load_target, measure_margins
 from widemargin.evaluation.margins import MeasuredMargins
+from widemargin.evaluation.subject import subject_of
 from widemargin.experiments.hardware import hardware_name
 from widemargin.experiments.job import RESULT, Job
 from widemargin.experiments.judgments import Judgment, judgment_of
@@ -109,19 +110,8 @@ def _evaluated(
         max_steps=ATTACK_STEPS if job.quick else None,
         sanity=not job.quick,
         search="tf32" if on_gpu and not job.is_small else "float32",
-        subject=_subject(job, test, target),
+        subject=replace(subject_of(target), data=test.name),
         **options,
-    )
-
-
-def _subject(job: Job, test: ImageSet, target: Target) -> Subject:
-    return Subject(
-        target=str(target.path),
-        name=job.config.name,
-        weights=target.description.which,
-        selection=target.description.selection,
-        epoch=target.description.epoch,
-        data=test.name,
     )
 
 

@@ -169,9 +169,10 @@ class _Recorder(TorchFunctionMode):
         graph = torch.is_grad_enabled()
         constants = [tensor for tensor in tensors if id(tensor) in self.constants]
         constant = graph and len(constants) == len(tensors)
-        versions = [_version(tensor) for tensor in constants]
+        may_not_change = constants if graph and not constant else []
+        versions = [_version(tensor) for tensor in may_not_change]
         result = func(*args, **options)
-        if graph and not constant and versions != [_version(tensor) for tensor in constants]:
+        if versions != [_version(tensor) for tensor in may_not_change]:
             raise NotLinear("a constant into which an activation or a parameter is written")
         self._know([output for output in tensors_in(result) if constant or not _has_fractions(output)])
         return result

@@ -1,4 +1,7 @@
-"""A checkpoint, of which a report needs its checksum alone: it tells these weights from all others."""
+"""A checkpoint, of which a report needs its checksum alone: it tells these weights from all others.
+
+A report reads files and nothing of the package that trains; ``checkpoints.read_checksum`` must say the same.
+"""
 
 import json
 from pathlib import Path
