@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,10 @@ def read_toml(path: Path) -> RunConfig:
 
 
 def with_overrides(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
-    """The configuration with each ``path.to.key=value`` set; the value is TOML, or text where that does not parse."""
+    """The configuration with each ``path.to.key=value`` set; the value is TOML, or text where that does not parse.
+
+    A table that gets another ``kind`` keeps the settings which that kind has too.
+    """
     table = to_dict(config)
     for override in overrides:
         path, equals, text = override.partition("=")
@@ -83,8 +87,19 @@ def _put(table: Table, keys: list[str], value: Any, override: str) -> None:
             raise InputError(f"--set {override!r}: {key!r} is a value, not a table")
     if value == "none":
         table.pop(keys[-1], None)
-    else:
-        table[keys[-1]] = value
+        return
+    table[keys[-1]] = value
+    if keys[-1] == "kind":
+        _keep_what_fits(table)
+
+
+def _keep_what_fits(table: Table) -> None:
+    """Of a table that has become another kind, the settings which that kind has too."""
+    kind = kinds().get(table["kind"]) if isinstance(table["kind"], str) else None
+    if kind is not None and is_dataclass(kind):
+        known = {"kind", *(field.name for field in fields(kind))}
+        for name in [name for name in table if name not in known]:
+            del table[name]
 
 
 def _parse(text: str) -> Any:

@@ -12,7 +12,7 @@ from widemargin.config import DataConfig, EMRConfig, EvaluationConfig, Optimizer
 from widemargin.config_files import differences, from_dict, read_toml, to_dict, to_toml, with_overrides
 from widemargin.errors import InputError
 from widemargin.models import MLPConfig
-from widemargin.objectives import Adversarial, Standard
+from widemargin.objectives import Adversarial, Standard, Trades
 from widemargin.recipes.catalog import all_recipes
 from widemargin.regularizers import ApproximateEMR, ExactEMR, Penalty, StochasticEMR
 from widemargin.schedules import Constant, OneCycle, Steps
@@ -170,6 +170,17 @@ def test_overrides_apply_in_order_and_leave_the_rest() -> None:
     assert differences(attacked_run(), changed) == ["seed: 0 here, 9 there", "epochs: 2 here, 4 there"]
 
 
+def test_another_kind_keeps_the_settings_that_it_has_too() -> None:
+    run = attacked_run()
+    trades = with_overrides(run, ["objective.kind=trades", "objective.beta=3"])
+    assert trades.objective == Trades(attack=run.objective.attack, beta=3)  # type: ignore[attr-defined]
+    constant = with_overrides(run, ["optimizer.schedule={kind='steps', milestones=[1], factor=0.5}"])
+    constant = with_overrides(constant, ["optimizer.schedule.kind=constant"])
+    assert constant.optimizer.schedule == Constant()
+    standard = with_overrides(run, ["objective.kind=standard", "emr.at=clean"])
+    assert standard.objective == Standard()
+
+
 def test_a_whole_part_can_be_added() -> None:
     changed = with_overrides(plain_run(), ["emr.kind=exact", "emr.weight=0.1"])
     assert changed.emr == EMRConfig(kind="exact", weight=0.1)
@@ -250,7 +261,7 @@ def test_wrong_overrides(override: str, message: str) -> None:
             ["objective={kind = 'standard'}"],
             r'emr.at = "adversarial" has no effect in standard training, .* use emr.at = "clean"',
         ),
-        (["objective.kind=standard", "emr.at=clean"], r"unknown key 'objective.attack'"),
+        (["objective.kind=standard", "objective.beta=6"], r"unknown key 'objective.beta'"),
         (["objective.attack={kind = 'fgsm', eps = 0.1, steps = 3}"], r"unknown key 'objective.attack.steps'"),
     ],
 )

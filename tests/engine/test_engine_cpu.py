@@ -8,6 +8,7 @@ import pytest
 import torch
 from engine_cases import HEADS, OBJECTIVES, PENALTIES, SHAPES, gradients, run_of, state_of, trained, weights
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
 from widemargin import ApproximateEMR, ExactEMR, InputError
@@ -103,6 +104,20 @@ def test_traced_penalties(name: str, activation: nn.Module) -> None:
     uneven = torch.linspace(0.5, 2, 5)
     ours, theirs = (gradients(model, (uneven * value).sum()) for value in (penalty, reference))
     assert difference(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("pool", [nn.AvgPool2d(2), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(2)])
+def test_a_traced_penalty_is_one_graph_a_stage(pool: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(5))
+    x = torch.rand(2, 3, 6, 6)
+    model(x)
+    torch._dynamo.reset()
+    counters.clear()
+    network = FastNetwork(model, TRACED)
+    network.refresh()
+    ApproximateEMR()(network, x).mean().backward()
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 3  # there, back to the images, there again with the tangents
 
 
 def test_traced_passes_and_reduced_precision() -> None:

@@ -5,7 +5,8 @@ of another priority, from a pool that nothing else here draws from: no launch of
 Each thread has its own. cuBLAS has one workspace for a stream and a handle, every backward pass of the process has the
 same handle, and a graph keeps the workspace it was captured with: graphs that are replayed at once must not share it.
 
-Whoever takes several of the process's locks takes them in this order: TF32 switches, global generator, captures.
+Whoever takes several of the process's locks takes them in this order: turns, TF32 switches, global
+generator, captures.
 """
 
 import threading

@@ -119,6 +119,8 @@ class CompiledStages:
                 return tensors
 
             graph = make_fx(flat)(*inputs)
+            graph.graph.eliminate_dead_code()  # questions about shapes, at which torch.compile would break the graph
+            graph.recompile()
             self._functions[key] = torch.compile(graph, backend=self._compiler, dynamic=False), extra[-1]
         function, more = self._functions[key]
         with torch.no_grad():

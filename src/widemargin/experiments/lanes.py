@@ -19,7 +19,8 @@ from widemargin.experiments.task import Task
 from widemargin.training import Stop
 
 FAILED, REFUSED = 1, 2
-MOST = 6
+MOST = 8
+"""Lanes of a process where nobody says how many: more do no more work on an H200."""
 WIDTH = 200
 FAILURE = "failed: "
 """How the last line of a lane that failed begins."""
@@ -38,7 +39,7 @@ def lanes_for(task: Task, asked: int | None, *, gpu: bool) -> int:
     if task.judgment is not None or (plan is not None and "autoattack" in plan.attacks):
         return 1  # its backend draws from the random numbers of the whole process
     if gpu and not task.job.is_small:
-        return 1  # it compiles, and tracing changes torch for the whole process
+        return 1  # it fills the GPU alone
     if asked is not None:
         return asked
     return MOST if gpu else 1

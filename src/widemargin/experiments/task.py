@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from widemargin.engine.turns import calling_networks
 from widemargin.experiments.job import Job
 from widemargin.experiments.judging import judge, judge_with
 from widemargin.training import Stop, train
@@ -60,4 +61,5 @@ def perform(task: Task, means: Means, *, max_seconds: float, console: Console, s
     )
     if run.finished and (stop is None or stop.asked is None):
         device = choose_device(means.device)
-        judge(job, run, data_dir=means.data_dir, device=device, workers=means.workers)
+        with calling_networks():
+            judge(job, run, data_dir=means.data_dir, device=device, workers=means.workers)

@@ -49,7 +49,7 @@ def _run(
             lr=0.01, momentum=0.9, weight_decay=weight_decay, schedule=Steps(milestones=(75, 90), factor=0.1)
         ),
         emr=emr,
-        watch=WatchConfig(every=4, attack=ATTACK, margin_samples=2000),
+        watch=WatchConfig(every=5, attack=ATTACK, margin_samples=2000),
         evaluation=EvaluationConfig(attacks=("clean", "pgd10"), eps=0.031, step_size=0.0078),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from widemargin.engine.turns import calling_networks
 from widemargin.errors import WidemarginWarning
 from widemargin.training.alarms import new_alarms
 from widemargin.training.distributed import check_alike
@@ -52,7 +53,7 @@ def _watched(state: TrainState, run: Run, display: TrainingDisplay) -> Line:
         return {}
     display.busy("measuring")
     began = time.monotonic()
-    with _interruptible(state, run):
+    with calling_networks(), _interruptible(state, run):
         measured = watch(replace(state.nets, model=state.judged), config, run.splits, epoch=epoch, group=run.group)
     return measured | {"watch_seconds": round(time.monotonic() - began, 3)}
 

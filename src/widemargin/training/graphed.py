@@ -23,6 +23,7 @@ from widemargin.data import Batch
 from widemargin.engine import FastNetwork, Plan
 from widemargin.engine.capturing import capturing, wait_for_device
 from widemargin.engine.kernel_choice import choosing_kernels
+from widemargin.engine.turns import calling_networks, tracing_networks
 from widemargin.errors import WidemarginWarning
 from widemargin.regularizers import Penalty
 from widemargin.training.graph_inputs import Inputs, inputs_for, kind_of
@@ -133,7 +134,8 @@ class GraphedSteps:
         self._circumstances(kind).set_to(moment, kind.penalties, batch.size, drawn)
         kind.inputs.fill(batch)
         if kind.graph is None:
-            with choosing_kernels(self._plan, self._device):
+            turn = tracing_networks() if self._plan.compiler else calling_networks()
+            with turn, choosing_kernels(self._plan, self._device):
                 self._prepare(kind)
         if kind.graph is not None:
             kind.graph.replay()
