@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from widemargin import FGSM, InputError
+from widemargin import FGSM, PGD, InputError
 from widemargin.data import ImageSet
 from widemargin.evaluation import classified, percent, verdicts
 
@@ -98,3 +98,20 @@ def test_images_of_another_shape_are_refused(model):
     data = ImageSet(torch.zeros(2, 3, 8, 8), torch.tensor([0, 1]), num_classes=2, name="other")
     with pytest.raises(InputError, match=r"MLP expects images of shape \(B, 1, 28, 28\), got \(2, 3, 8, 8\)"):
         verdicts(model, data)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_an_attack_may_search_in_tf32_and_verdicts_are_in_float32(digits, tf32):
+    seen = []
+
+    class Telling(torch.nn.Flatten):
+        def forward(self, x):
+            seen.append((x.requires_grad, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+            return super().forward(x)
+
+    model = torch.nn.Sequential(Telling(), torch.nn.Linear(784, 10))
+    attack = PGD(eps=0.1, step_size=0.05, steps=2)
+    found = verdicts(model, digits, attack, batch_size=7, tf32=tf32)
+    assert {flags[1:] for flags in seen if flags[0]} == {(tf32, tf32)}
+    assert {flags[1:] for flags in seen if not flags[0]} == {(False, False)}
+    assert found.equal(verdicts(model, digits, attack, batch_size=7))  # the same arithmetic on a CPU

@@ -144,7 +144,7 @@ def test_the_best_checkpoint_is_that_of_the_highest_robust_validation_accuracy(t
     scores = iter([(90.0, 20.0, 99.0), (50.0, 40.0, 1.0), (95.0, 40.0, 100.0), (99.0, 30.0, 100.0)])
     weights = []
 
-    def watched(nets, config, splits, *, epoch, group):
+    def watched(nets, config, splits, *, epoch, **_):
         weights.append(nets.model.state_dict()["fcs.0.weight"].clone())
         clean, robust, test = next(scores)
         return {"validation_clean": clean, "validation_robust": robust, "test_clean": test, "test_robust": test}

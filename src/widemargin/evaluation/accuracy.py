@@ -1,10 +1,12 @@
 """Is the label still the largest logit? Per example, clean or under attack, in evaluation mode and plain float32.
 
-Reduced precision would move verdicts, so it is not used here. For our own networks, whose work is the same for every
-batch, a GPU replays the same kernels (``engine.Replayed``): the same verdicts, without the launches.
+Reduced precision would move verdicts, so none is given in it; who measures often may let the attack search in TF32. For
+our own networks, whose work is the same for every batch, a GPU replays the same kernels (``engine.Replayed``): the same
+verdicts, without the launches.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +18,14 @@ from widemargin.engine import Replayed
 from widemargin.evaluation.processes import Processes
 from widemargin.models import Classifier
 from widemargin.modes import evaluating
-from widemargin.precision import full_float32
+from widemargin.precision import allowing_tf32, full_float32
 from widemargin.types import Attack
 
 Advance = Callable[[int], None]
+OnBatch = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+"""Of images, labels and random numbers."""
+Searching = Callable[[], AbstractContextManager[None]]
+"""The precision in which an attack searches."""
 ALONE = Processes()
 
 
@@ -43,10 +49,14 @@ def verdicts(
     seed: int = 0,
     advance: Advance | None = None,
     group: Processes = ALONE,
+    tf32: bool = False,
 ) -> Tensor:
-    """(N,) bool on the CPU: still classified correctly after the attack (or clean, without one)."""
+    """(N,) bool on the CPU: still classified correctly after the attack (or clean, without one).
+
+    With ``tf32`` the attack searches in TF32 on a GPU; what it finds is judged in float32 all the same.
+    """
     parts: dict[int, Tensor] = {}
-    judge = _judge(model, attack)
+    judge = _judge(model, attack, allowing_tf32 if tf32 else nullcontext)
     with full_float32(), group.agreeing():
         for number, (x, y) in enumerate(in_order(data, batch_size)):
             if not group.mine(number):
@@ -58,15 +68,27 @@ def verdicts(
     return torch.cat(list(found.values()))
 
 
-def _judge(model: nn.Module, attack: Attack | None) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
-    """(x, y, generator) -> (B,) bool; replayed where the work is the same for every batch."""
+def _judge(model: nn.Module, attack: Attack | None, searching: Searching) -> OnBatch:
+    """(x, y, generator) -> (B,) bool."""
     if attack is None:
         return lambda x, y, generator: classified(model, x, y)  # noqa: ARG005 - one signature for all
+    search = _search(model, attack)
+
+    def judge(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        with searching():
+            moved = search(x, y, generator)
+        return classified(model, moved, y)
+
+    return judge
+
+
+def _search(model: nn.Module, attack: Attack) -> OnBatch:
+    """(x, y, generator) -> adversarial images; replayed where the work is the same for every batch."""
     draws = not isinstance(attack, FGSM) and (not isinstance(attack, PGD) or bool(attack.random_start))
-    if isinstance(model, Classifier) and not draws:
-        replayed = Replayed(lambda x, y: classified(model, attack(model, x, y), y))
-        return lambda x, y, generator: replayed(x, y)  # noqa: ARG005
-    return lambda x, y, generator: classified(model, attack(model, x, y, generator=generator), y)
+    if draws or not isinstance(model, Classifier):
+        return lambda x, y, generator: attack(model, x, y, generator=generator)
+    replayed = Replayed(lambda x, y: attack(model, x, y))
+    return lambda x, y, generator: replayed(x, y)  # noqa: ARG005
 
 
 def percent(verdicts: Tensor) -> float:

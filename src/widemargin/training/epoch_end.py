@@ -54,7 +54,8 @@ def _watched(state: TrainState, run: Run, display: TrainingDisplay) -> Line:
     display.busy("measuring")
     began = time.monotonic()
     with calling_networks(), _interruptible(state, run):
-        measured = watch(replace(state.nets, model=state.judged), config, run.splits, epoch=epoch, group=run.group)
+        nets, tf32 = replace(state.nets, model=state.judged), run.plan.reduced is not None
+        measured = watch(nets, config, run.splits, epoch=epoch, group=run.group, tf32=tf32)
     return measured | {"watch_seconds": round(time.monotonic() - began, 3)}
 
 

@@ -26,18 +26,21 @@ LIGHT_IMAGE = 1024
 """Numbers in an image that is small."""
 
 
-def watch(nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: Processes = ALONE) -> Metrics:
+def watch(
+    nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: Processes = ALONE, tf32: bool = False
+) -> Metrics:
     """The measurements of ``nets.model`` that the configuration asks for after this many epochs.
 
-    Several processes share the batches, and all of them get the result.
+    Several processes share the batches, and all of them get the result. With ``tf32`` the attack searches in TF32;
+    what it finds is judged in float32.
     """
     model, size = nets.model, batch_size(config, splits.test)
     wanted: WatchConfig = config.watch
     metrics: Metrics = {}
     if splits.validation is not None:
-        metrics |= _accuracies(model, splits.validation, config, "validation", group)
+        metrics |= _accuracies(model, splits.validation, config, "validation", group, tf32)
     if wanted.test:
-        metrics |= _accuracies(model, splits.test, config, "test", group)
+        metrics |= _accuracies(model, splits.test, config, "test", group, tf32)
     if "train" in wanted.margins:
         points = training_points(nets, splits.train, config, epoch, group)
         metrics |= _margins(model, first_samples(points, wanted.margin_samples, size, group), "train", group)
@@ -53,11 +56,13 @@ def batch_size(config: RunConfig, data: ImageSet) -> int:
     return LIGHT_BATCH if light else BATCH
 
 
-def _accuracies(model: nn.Module, data: ImageSet, config: RunConfig, split: str, group: Processes) -> Metrics:
+def _accuracies(
+    model: nn.Module, data: ImageSet, config: RunConfig, split: str, group: Processes, tf32: bool
+) -> Metrics:
     attack, size = config.watch.attack, batch_size(config, data)
     metrics = {f"{split}_clean": percent(verdicts(model, data, batch_size=size, group=group))}
     if attack is not None:
-        found = verdicts(model, data, attack, batch_size=size, seed=config.seed, group=group)
+        found = verdicts(model, data, attack, batch_size=size, seed=config.seed, group=group, tf32=tf32)
         metrics[f"{split}_robust"] = percent(found)
     return metrics
 
