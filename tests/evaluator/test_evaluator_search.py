@@ -1,4 +1,4 @@
-"""AutoAttack that searches with TF32: what it finds counts only if it holds in float32.
+"""Attacks that search with TF32: what they find counts only if it holds in float32.
 
 A CPU has no TF32, so the model looks at the switch and misbehaves where it is on, far more than TF32 would.
 """
@@ -44,7 +44,7 @@ def test_what_does_not_hold_in_float32_does_not_count(tmp_path):
     report = judged("tf32", tmp_path)
     assert report.accuracy["clean"] == report.accuracy["pgd5"] == report.accuracy["autoattack"] == 100.0
     assert report.refuted == 4 * 12  # every part found every image, and none held
-    assert report.to_json()["precision"] == "float32 (no TF32); AutoAttack searched with TF32"
+    assert report.to_json()["precision"] == "float32 (no TF32); attacks searched with TF32"
     assert report.notes[-1].endswith("do not count: 48.")
     again = judged("tf32", tmp_path)
     assert again.refuted == 48  # from the records
@@ -59,6 +59,21 @@ def test_only_the_search_has_tf32(tmp_path, monkeypatch):
         seen[search] = set(model.seen)
     assert seen["float32"] == {(False, False)}
     assert seen["tf32"] == {(False, False), TF32}
+
+
+def test_pgd_searches_so_too(tmp_path):
+    class Telling(Sensitive):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.requires_grad:
+                searched.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+            return super().forward(x)
+
+    searched: list[tuple[bool, bool]] = []
+    data = (X, torch.zeros(12, dtype=torch.long))
+    report = widemargin.evaluate(Telling(), data, ["pgd3"], 0.1, margins=False, sanity=False, search="tf32")
+    assert searched.count(TF32) == 3  # a step each; what is not an attack is in float32
+    assert report.accuracy["pgd3"] == 100.0
+    assert report.to_json()["precision"] == "float32 (no TF32); attacks searched with TF32"
 
 
 def test_float32_says_nothing_of_it(tmp_path):

@@ -30,9 +30,7 @@ ShardSize = Annotated[int, typer.Option(help="Images finished and written down t
 BatchSize = Annotated[int, typer.Option(help="Images attacked at once.")]
 Search = Annotated[
     str,
-    typer.Option(
-        help="How AutoAttack searches: float32, or tf32, faster on GPUs; what it finds is checked in float32."
-    ),
+    typer.Option(help="How attacks search: float32, or tf32, faster on GPUs; what they find is checked in float32."),
 ]
 HeadScale = Annotated[
     float | None, typer.Option(help="Scale of a hypersphere head in public weights.", show_default=False)

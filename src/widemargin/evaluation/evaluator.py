@@ -57,7 +57,7 @@ def evaluate(
     """Judge ``model`` on ``data``: images in [0, 1] and labels, a data set's name, or batches of them.
 
     FGSM and PGD start at the image and attack every example; AutoAttack's parts attack the survivors of the parts
-    before. ``search="tf32"`` lets AutoAttack search faster on a GPU; what it finds is checked in float32. With ``out``
+    before. ``search="tf32"`` lets attacks search faster on a GPU; what they find is checked in float32. With ``out``
     every finished piece is written down and the same call goes on where it stopped. The model, its mode, its gradients
     and the global random state are left as they were.
     """

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from widemargin.evaluation.shards import Shard
 from widemargin.evaluation.store import Record, Store
 from widemargin.evaluation.wrapped import Wrapped
 from widemargin.margins import effective_margin
+from widemargin.precision import allowing_tf32
 
 Say = Callable[[str], None]
 NO_PREDICTION = -1
@@ -87,12 +89,16 @@ class Judge:
                 zip(x.split(self.settings.batch_size), y.split(self.settings.batch_size), strict=True)
             ):
                 generator = randomness.derived(self.settings.seed, "evaluate", shard.number, number)
-                x_adv = images if attack is None else attack(self.model, images, labels, generator=generator)
+                with self._searching():
+                    x_adv = images if attack is None else attack(self.model, images, labels, generator=generator)
                 with torch.no_grad():
                     correct += predicted(self.model(x_adv), labels).tolist()
             return {"correct": correct}
 
         return compute
+
+    def _searching(self) -> AbstractContextManager[None]:
+        return allowing_tf32() if self.settings.search == "tf32" else nullcontext()
 
     def _autoattack(
         self, shard: Shard, x: Tensor, y: Tensor, columns: dict[str, Tensor], eps: float, classes: int

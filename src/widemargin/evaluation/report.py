@@ -13,7 +13,7 @@ from widemargin.checkpoints import software_versions
 from widemargin.evaluation.accuracy import percent
 from widemargin.evaluation.alarms import Alarm
 from widemargin.evaluation.distance import rank_correlation
-from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings, written
+from widemargin.evaluation.settings import EvaluationSettings, written
 from widemargin.evaluation.store import Store
 from widemargin.files import write_text_whole
 from widemargin.margins import summarize
@@ -89,8 +89,8 @@ class Report:
         }
 
     def _precision(self) -> str:
-        searched = self.settings.search == "tf32" and AUTOATTACK in self.settings.attacks
-        return "float32 (no TF32)" + "; AutoAttack searched with TF32" * searched
+        searched = self.settings.search == "tf32" and set(self.settings.attacks) != {"clean"}
+        return "float32 (no TF32)" + "; attacks searched with TF32" * searched
 
     def _data(self) -> dict[str, Any]:
         table = {"name": self.subject.data, "split": "test", "count": self.count}

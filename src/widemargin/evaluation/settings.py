@@ -28,7 +28,7 @@ class EvaluationSettings:
     margins: bool = True
     sanity: bool = True
     search: str = "float32"
-    """The arithmetic in which AutoAttack searches; verdicts are in float32."""
+    """The arithmetic in which attacks search; verdicts are in float32, and distances altogether."""
     max_steps: int | None = None
     """Cuts PGD and every part of AutoAttack short where only the code is on trial."""
 

@@ -94,7 +94,7 @@ def _evaluated(
     target: Target,
     **options: Any,
 ) -> Report:
-    """The evaluation in that folder of the job. On a GPU AutoAttack searches large networks with TF32."""
+    """The evaluation in that folder of the job. On a GPU attacks search large networks with TF32."""
     on_gpu = next(model.parameters()).is_cuda
     size = PIECES.get(type(job.config.model)) if on_gpu else None
     options |= {} if size is None else {"shard_size": size, "batch_size": size}
