@@ -1,6 +1,7 @@
 """A process in place of ``task_process`` that is there at once and does as it is told, such as ``{"do": "crash"}``.
 
-It does its tasks one after the other, those that end the process or wait last; the lines of several are marked.
+Of several tasks so many as it has lanes are under way; those that end the process or wait are acted on last. A lane
+that crashed takes no more. The lines of several are marked.
 """
 
 import json
@@ -51,15 +52,25 @@ def act(what: str, number: int, task: dict) -> None:
         wait()
 
 
-tasks = list(enumerate(told["tasks"]))
-for number, task in tasks:
-    print(f"[{number}] " * (len(tasks) > 1) + "a line of progress", flush=True)
-    note("begins", task)
-if any(task["do"] == "say nothing" for _, task in tasks):
-    print("a word from the process", flush=True)
 ORDER = ("finish", "crash")
-for number, task in sorted(tasks, key=lambda numbered: numbered[1]["do"] not in ORDER):
+waiting, several, lanes = list(enumerate(told["tasks"])), len(told["tasks"]) > 1, told["lanes"]
+under_way: list[tuple[int, dict]] = []
+while waiting or under_way:
+    while waiting and len(under_way) < lanes:
+        number, task = waiting.pop(0)
+        if several:
+            print(f"[{number}] begins", flush=True)
+        print(f"[{number}] " * several + "a line of progress", flush=True)
+        note("begins", task)
+        if task["do"] == "say nothing":
+            print("a word from the process", flush=True)
+        under_way.append((number, task))
+    if not under_way:
+        break
+    number, task = min(under_way, key=lambda numbered: numbered[1]["do"] not in ORDER)
     act(task["do"], number, task)
     note("ends", task)
-if len(tasks) > 1 and any(task["do"] not in ("finish", "wait") for _, task in tasks):
+    under_way.remove((number, task))
+    lanes -= task["do"] == "crash"
+if several and any(task["do"] not in ("finish", "wait") for task in told["tasks"]):
     sys.exit(1)

@@ -30,9 +30,10 @@ def test_each_lane_ends_for_itself(capfd):
 
     assert side_by_side(["fine", "refused", "broken"], perform, CPU) == 2
     said = capfd.readouterr().err.splitlines()
-    assert [line for line in said if line.startswith("[0] ")] == ["[0] this is fine and fine ends"]
-    assert [line for line in said if line.startswith("[1] ")] == ["[1] this is refusedfailed: a value is wrong"]
-    broken = [line for line in said if line.startswith("[2] ")]
+    fine, refused, broken = ([line for line in said if line.startswith(f"[{number}] ")] for number in range(3))
+    assert fine == ["[0] begins", "[0] this is fine and fine ends"]
+    assert refused == ["[1] begins", "[1] this is refusedfailed: a value is wrong"]
+    assert broken.pop(0) == "[2] begins"
     assert "Traceback" in broken[0]
     assert broken[-1] == "[2] failed: ZeroDivisionError: by nothing"
     assert all(line.startswith("[") for line in said)
@@ -41,6 +42,40 @@ def test_each_lane_ends_for_itself(capfd):
 def test_they_work_at_once():
     together = threading.Barrier(3)
     assert side_by_side(range(3), lambda task, console, stop: together.wait(timeout=30), CPU) == 0
+
+
+def test_a_free_lane_takes_the_next_task():
+    under_way, most, done, counting = 0, [], [], threading.Lock()
+    two = threading.Barrier(2)
+
+    def perform(task, console, stop):
+        nonlocal under_way
+        with counting:
+            under_way += 1
+            most.append(under_way)
+        if task < 2:
+            two.wait(timeout=30)
+        with counting:
+            under_way -= 1
+            done.append(task)
+        if task == 3:
+            raise InputError("a setting is wrong")
+
+    assert side_by_side(range(6), perform, CPU, 2) == 2  # what was refused does not end the lane
+    assert sorted(done) == list(range(6))
+    assert max(most) == 2
+
+
+def test_a_lane_whose_task_crashed_takes_no_more(capfd):
+    done = []
+
+    def perform(task, console, stop):
+        done.append(task)
+        raise RuntimeError("out of memory")
+
+    assert side_by_side(range(5), perform, CPU, 2) == 1
+    assert done == [0, 1]
+    assert "[2]" not in capfd.readouterr().err
 
 
 def test_a_signal_asks_all_of_them_and_then_takes_its_course():

@@ -41,6 +41,19 @@ def test_quick_rows_train_are_judged_and_compared(table, rows, tmp_path, capsys)
     assert (tmp_path / f"{table}.md").read_text().count("\n| ") == len(wanted) + 1
 
 
+def test_several_tables_share_what_they_have_in_common(tmp_path, capsys):
+    command = ["reproduce", "table1,approximation", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    assert run([*command, "--rows", "mnist-mlp/st-emr,st-wd0.01,mnist-mlp/st-approximate-emr"]) == 0
+    assert "1/3 mnist-mlp/st-emr, seed 0" in capsys.readouterr().err
+    assert len(list(tmp_path.glob("*/seed-0/result.json"))) == 3
+    rows = [(tmp_path / f"{name}.md").read_text().count("\n| ") - 1 for name in ("table1", "approximation")]
+    assert rows == [2, 2]
+    assert run([*command, "--rows", "st-emr,nonsense"]) == 2
+    assert "--rows: 'nonsense' is not in this table; its rows are mnist-mlp/st-wd0.1," in capsys.readouterr().err
+    assert run(["reproduce", "table1,nonsense", "--quick", "--out", str(tmp_path)]) == 2
+    assert "unknown table 'nonsense'" in capsys.readouterr().err
+
+
 class TestGoingOn:
     """Three rows, one of them cut off in the middle."""
 

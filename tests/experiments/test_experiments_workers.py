@@ -34,13 +34,13 @@ class Crew:
         table = find_table("table1")
         self.tasks = [Task(job) for job in jobs(table, choose_rows(table, ROWS), [0], out, is_quick=True)]
 
-    def describe(self, tasks):
+    def describe(self, tasks, lanes):
         names = [task.job.row.recipe.name.split("/")[1] for task in tasks]
         told = [
             {"do": self.told.get(name, "finish"), "name": name, "folder": str(task.job.folder)}
             for name, task in zip(names, tasks, strict=True)
         ]
-        return json.dumps({"tasks": told, "journal": str(self.out / "journal")})
+        return json.dumps({"tasks": told, "lanes": lanes, "journal": str(self.out / "journal")})
 
     def work(self, workers=2, seconds=math.inf, lanes=1, **told):
         self.told = {name.replace("_", "-"): what for name, what in told.items()}
@@ -136,11 +136,36 @@ def test_lanes_share_a_process_and_their_lines_are_told_apart(crew):
         "mnist-mlp/st-emr, seed 0": "a word from the process",
     }
     processes = [line.split()[2] for line in crew.journal if line.startswith("begins")]
-    assert sorted(processes.count(process) for process in set(processes)) == [1, 3]
+    assert sorted(processes.count(process) for process in set(processes)) == [2, 2]  # a fair share each
     (emr, at, st) = (crew.tasks[number].job.folder / "output.txt" for number in (3, 2, 0))
     assert "on fire" in emr.read_text()
-    assert at.read_text() == "a line of progress\na word from the process\n"
-    assert st.read_text() == "a line of progress\n"
+    assert "a word" not in at.read_text()
+    assert sorted(st.read_text().splitlines()) == ["a line of progress", "a word from the process", "begins"]
+
+
+def test_a_free_lane_takes_the_next(crew):
+    assert crew.work(workers=2, lanes=2) == []
+    assert crew.done == list(ROWS)
+    assert len({line.split()[2] for line in crew.journal}) == 1
+
+
+def test_what_a_process_that_died_never_came_to_goes_to_another(crew):
+    failures = crew.work(workers=2, lanes=2, at_emr="die", st_emr="die")
+    assert [failure.why for failure in failures] == ["killed by SIGKILL"] * 2
+    assert crew.done == ["st-wd0.01", "at-wd0.01"]
+    assert len({line.split()[2] for line in crew.journal}) == 2
+
+
+def test_lanes_that_crashed_leave_the_rest_to_another_process(crew):
+    failures = crew.work(workers=2, lanes=2, at_emr="crash", st_emr="crash")
+    assert len(failures) == 2
+    assert crew.done == ["st-wd0.01", "at-wd0.01"]
+
+
+def test_a_process_that_dies_before_anything_begins_has_failed_in_all_of_it(crew, monkeypatch):
+    monkeypatch.setattr(worker_module, "PROGRAM", ("-c", "raise SystemExit('no such device')"))
+    failures = crew.work(workers=2, lanes=2)
+    assert [failure.why for failure in failures] == ["no such device"] * len(ROWS)
 
 
 def test_never_more_than_so_many_at_a_time_in_lanes(crew):
@@ -243,7 +268,7 @@ def test_a_child_whose_parent_is_gone_stops(tmp_path):
     table = find_table("table1")
     (job,) = jobs(table, choose_rows(table, ["at-emr"]), [0], tmp_path, is_quick=True)
     means = Means(data_dir=None, device="cpu", workers=2)
-    told = describe([Task(job)], means, "table1", tmp_path)
+    told = describe([Task(job)], 1, means=means, out=tmp_path)
     child = subprocess.Popen(
         [sys.executable, "-m", "widemargin.experiments.task_process", told],
         stdin=subprocess.PIPE,
@@ -286,4 +311,4 @@ def test_mistakes(arguments, message, tmp_path, capsys):
 
 def test_a_judgment_that_the_table_has_anyway_is_refused(tmp_path, capsys):
     assert run(["reproduce", "resnet18", "--quick", "--out", str(tmp_path), "--judge-with", "autoattack"]) == 2
-    assert "this table reports it for every row" in capsys.readouterr().err
+    assert "resnet18 reports it for every row" in capsys.readouterr().err

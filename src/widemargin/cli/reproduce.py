@@ -1,4 +1,4 @@
-"""``widemargin reproduce``: a table of the paper, row by row, beside the published numbers."""
+"""``widemargin reproduce``: tables of the paper, row by row, beside the published numbers."""
 
 import time
 from collections.abc import Sequence
@@ -13,10 +13,9 @@ from rich.table import Table as RichTable
 
 from widemargin.cli.alone import check_alone
 from widemargin.cli.arguments import DataDir, Device, seconds
+from widemargin.cli.reproduce_wanted import BEST, Part, all_jobs, find_later, find_parts
 from widemargin.errors import InputError
-from widemargin.experiments.best import best_rows
-from widemargin.experiments.job import Job, choose_rows, jobs
-from widemargin.experiments.judgments import JUDGMENTS, judgment_of
+from widemargin.experiments.judgments import JUDGMENTS
 from widemargin.experiments.lanes import lanes_for
 from widemargin.experiments.quick import SUMMARY
 from widemargin.experiments.reproduce import reproduce as run_tasks
@@ -25,11 +24,10 @@ from widemargin.experiments.task_process import describe
 from widemargin.experiments.worker import Failure
 from widemargin.experiments.workers import work_together
 from widemargin.files import make_folder, write_text_whole
-from widemargin.recipes.tables import Row, Table, all_tables, find_table
+from widemargin.recipes.tables import all_tables
 from widemargin.reports.comparison import Cell, compare, markdown
 from widemargin.training.setup import choose_device
 
-BEST = "best"
 FAILED = 1
 
 Lanes = Annotated[
@@ -55,7 +53,7 @@ JudgeRows = Annotated[
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(help=f"One of {', '.join(all_tables())}.")],
+    table: Annotated[str, typer.Argument(help=f"One of {', '.join(all_tables())}; or several, comma-separated.")],
     out: Annotated[Path, typer.Option(help="Folder for the runs; the same command again goes on where it stopped.")],
     rows: Annotated[
         str | None, typer.Option(help="Only these, comma-separated, e.g. st-emr,at-emr.", show_default=False)
@@ -81,24 +79,24 @@ def reproduce(
     With several workers the longest jobs begin first; one that crashes does not stop the others.
     """
     check_alone("reproduce", "--workers does several jobs at a time")
-    chosen = find_table(table)
-    wanted = choose_rows(chosen, None if rows is None else _names(rows))
-    later = Later(_judgments(chosen, judge_with, judge_rows), _judged_rows(chosen, judge_rows))
-    later.check(wanted)
+    parts = find_parts(table, rows, seeds, out, is_quick=quick)
+    later = find_later(parts, judge_with, judge_rows)
     deadline = time.monotonic() + seconds("--max-time", max_time)
     _check_workers(workers, lanes)
-    work = jobs(chosen, wanted, _seeds(seeds), make_folder(out), is_quick=quick)
+    make_folder(out)
     console = Console(stderr=True)
     if quick:
         console.print(f"quick: {SUMMARY}; the numbers mean nothing", highlight=False)
-    crew = Crew(table, out, Means(data_dir=data_dir, device=device, workers=workers), lanes, deadline, console)
-    tasks = [Task(job) for job in work]
+    crew = Crew(out, Means(data_dir=data_dir, device=device, workers=workers), lanes, deadline, console)
+    tasks = [Task(job) for job in all_jobs(parts)]
     failures = crew.do(tasks)
     if all(task.done for task in tasks):
-        added = later.tasks(wanted, work)
+        added = later.tasks(parts)
         failures += crew.do(added)
         tasks += added
-    _report(chosen, wanted, work, out / f"{table}.md", quick)
+    for part in parts:
+        if part.rows:
+            _report(part, out / f"{part.table.name}.md", quick)
     _close(tasks, failures, console)
 
 
@@ -106,7 +104,6 @@ def reproduce(
 class Crew:
     """Those who do the work: this process, or several."""
 
-    table: str
     out: Path
     means: Means
     lanes: int | None
@@ -121,43 +118,12 @@ class Crew:
         gpu = choose_device(self.means.device).type == "cuda"
         return work_together(
             tasks,
-            partial(describe, means=self.means, table=self.table, out=self.out),
+            partial(describe, means=self.means, out=self.out),
             workers=self.means.workers,
             lanes=partial(lanes_for, asked=self.lanes, gpu=gpu),
             deadline=self.deadline,
             console=self.console,
         )
-
-
-@dataclass(frozen=True)
-class Later:
-    """What is done when the table is: judgments, of the best rows where none are named."""
-
-    judgments: Sequence[str]
-    rows: Sequence[Row] | None
-
-    def check(self, rows: Sequence[Row]) -> None:
-        """Refuse a judgment that means nothing for a row, before anything is trained; any of them may be the best."""
-        for row in self.rows or rows:
-            for name in self.judgments:
-                judgment_of(row.recipe.config, name)
-
-    def tasks(self, rows: Sequence[Row], work: Sequence[Job]) -> list[Task]:
-        """Each judgment of each of those rows, with every seed."""
-        judged = (self.rows or best_rows(rows, work)) if self.judgments else []
-        names = {row.recipe.name for row in judged}
-        return [Task(job, name) for name in self.judgments for job in work if job.row.recipe.name in names]
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _seeds(text: str) -> list[int]:
-    parts = _names(text)
-    if not parts or not all(part.isdigit() for part in parts) or len(set(parts)) != len(parts):
-        raise InputError(f"--seeds: {text!r} must be different whole numbers, comma-separated, such as 0,1,2")
-    return [int(part) for part in parts]
 
 
 def _check_workers(workers: int, lanes: int | None) -> None:
@@ -167,26 +133,9 @@ def _check_workers(workers: int, lanes: int | None) -> None:
         raise InputError(f"--lanes must be from 1 to --workers, which is {workers}; got {lanes}")
 
 
-def _judgments(table: Table, text: str | None, rows: str | None) -> list[str]:
-    if text is None:
-        if rows is not None:
-            raise InputError("--judge-rows has no effect without --judge-with; give e.g. --judge-with autoattack")
-        return []
-    names = _names(text)
-    for name in names:
-        if name not in JUDGMENTS:
-            raise InputError(f"--judge-with: {name!r} is unknown; known are {', '.join(JUDGMENTS)}")
-        if name in table.columns:
-            raise InputError(f"--judge-with {name} has no effect: this table reports it for every row; leave it out")
-    return list(dict.fromkeys(names))
-
-
-def _judged_rows(table: Table, text: str | None) -> list[Row] | None:
-    return None if text in (None, BEST) else choose_rows(table, _names(text or ""), "--judge-rows")
-
-
-def _report(table: Table, rows: list[Row], work: list[Job], path: Path, quick: bool) -> None:
-    results = [[found for job in work if job.row is row and (found := job.result()) is not None] for row in rows]
+def _report(part: Part, path: Path, quick: bool) -> None:
+    table, rows = part.table, part.rows
+    results = [[found for job in part.work if job.row is row and (found := job.result()) is not None] for row in rows]
     columns = table.columns
     if any("autoattack" in result["accuracy"] for members in results for result in members):
         columns = tuple(dict.fromkeys([*columns, "autoattack"]))

@@ -23,6 +23,7 @@ RESULT, REPORT = "result.json", "report.json"
 class Job:
     """One row with one seed."""
 
+    table: str
     row: Row
     seed: int
     folder: Path
@@ -79,7 +80,7 @@ def choose_rows(table: Table, names: Sequence[str] | None, option: str = "--rows
     for name in names:
         fits = [row for row in table.rows if name in (row.recipe.name, row.recipe.name.split("/")[1])]
         if not fits:
-            known = ", ".join(row.recipe.name for row in table.rows)
+            known = ", ".join(dict.fromkeys(row.recipe.name for row in table.rows))
             raise InputError(f"{option}: {name!r} is not in this table; its rows are {known}")
         chosen += fits
     return chosen
@@ -90,6 +91,7 @@ def jobs(table: Table, rows: Sequence[Row], seeds: Sequence[int], out: Path, *, 
     margins = "margin_test" in table.columns
     return [
         Job(
+            table=table.name,
             row=row,
             seed=seed,
             folder=out / row.recipe.name.replace("/", "-") / f"seed-{seed}",

@@ -1,7 +1,9 @@
-"""Lanes: several tasks in one process, a thread and a CUDA stream each.
+"""Lanes: several tasks at a time in one process, a thread and a CUDA stream for each lane.
 
 Small networks leave most of a GPU idle, and processes only take turns on it; the streams of one process work at once.
-A signal asks every lane to stop: training ends with a checkpoint, a judgment goes on to its end or until it is killed.
+A lane that is free takes the next task; one whose task crashed takes no more, for it may have broken the GPU for the
+process. A signal asks every lane to stop: training ends with a checkpoint, a judgment goes on to its end or until it is
+killed.
 """
 
 import sys
@@ -22,8 +24,10 @@ FAILED, REFUSED = 1, 2
 MOST = 8
 """Lanes of a process where nobody says how many: more do no more work on an H200."""
 WIDTH = 200
+BEGIN = "begins"
+"""The first line of a task."""
 FAILURE = "failed: "
-"""How the last line of a lane that failed begins."""
+"""How the last line of a task that failed begins."""
 POLL_SECONDS = 0.2
 SWITCH_SECONDS = 0.0005
 """How long a lane may hold the interpreter while others wait: less than a step of a small network takes."""
@@ -45,23 +49,37 @@ def lanes_for(task: Task, asked: int | None, *, gpu: bool) -> int:
     return MOST if gpu else 1
 
 
-def side_by_side(tasks: Sequence[Task], perform: Perform, device: torch.device) -> int:
-    """Do them at once; the exit code is that of the first which failed. Lines are marked ``[0] ``, ``[1] ``, ..."""
+def side_by_side(tasks: Sequence[Task], perform: Perform, device: torch.device, lanes: int | None = None) -> int:
+    """Do them, so many at once, or all; the exit code is that of the first which failed, or of one left out.
+
+    The lines of a task are marked with its number: ``[0] ``, ``[1] ``, ...
+    """
     stop = Stop()
-    codes = [0] * len(tasks)
+    codes: dict[int, int] = {}
+    waiting, taking = iter(range(len(tasks))), threading.Lock()
 
-    def lane(number: int) -> None:
-        with _line_by_line(number) as lines, _own_stream(device):
-            codes[number] = _do(tasks[number], perform, stop, lines)
+    def take() -> int | None:
+        with taking:
+            return None if stop.asked is not None else next(waiting, None)
 
-    threads = [threading.Thread(target=lane, args=(n,), name=mark(n), daemon=True) for n in range(len(tasks))]
+    def lane() -> None:
+        with _own_stream(device):
+            while (number := take()) is not None:
+                threading.current_thread().name = mark(number)  # warnings are marked by it
+                with _line_by_line(number) as lines:
+                    codes[number] = _do(tasks[number], perform, stop, lines)
+                if codes[number] == FAILED:
+                    return
+
+    count = len(tasks) if lanes is None else min(lanes, len(tasks))
+    threads = [threading.Thread(target=lane, daemon=True) for _ in range(count)]
     with stop.heard(), _switching_often():
         for thread in threads:
             thread.start()
         for thread in threads:
             while thread.is_alive():
                 thread.join(POLL_SECONDS)  # a signal that comes as an endless wait begins would not be heard
-    code = next((code for code in codes if code), 0)
+    code = next((codes[number] for number in sorted(codes) if codes[number]), 0)
     if not code:  # a failure is told by the exit code, which a signal would hide
         stop.deliver()
     return code
@@ -78,12 +96,13 @@ def _switching_often() -> Iterator[None]:
 
 
 def mark(number: int) -> str:
-    """What the lines of a lane begin with."""
+    """What the lines of a task begin with."""
     return f"[{number}] "
 
 
 def _do(task: Task, perform: Perform, stop: Stop, lines: TextIO) -> int:
     try:
+        lines.write(f"{BEGIN}\n")
         perform(task, Console(file=lines, width=WIDTH), stop)
     except InputError as error:
         lines.write(f"{FAILURE}{' '.join(str(error).split())}\n")
@@ -108,7 +127,7 @@ def _line_by_line(number: int) -> Iterator[TextIO]:
 
 
 class _Marked:
-    """Writes whole lines to standard error, with the lane's mark."""
+    """Writes whole lines to standard error, with the task's mark."""
 
     def __init__(self, number: int) -> None:
         self._mark, self._rest = mark(number), ""

@@ -24,22 +24,24 @@ from widemargin.errors import InputError, WidemarginWarning
 from widemargin.experiments.job import choose_rows, jobs
 from widemargin.experiments.lanes import PATIENCE, REFUSED, side_by_side
 from widemargin.experiments.task import Means, Task, perform
-from widemargin.recipes.tables import Table, find_table
+from widemargin.recipes.tables import find_table
 from widemargin.training import Stop
 from widemargin.training.setup import choose_device
 
 
-def describe(tasks: Sequence[Task], means: Means, table: str, out: Path) -> str:
+def describe(tasks: Sequence[Task], lanes: int, *, means: Means, out: Path) -> str:
     """What the process is told."""
-    return json.dumps({"tasks": [_told(task) for task in tasks], "table": table, "out": str(out)} | asdict(means))
+    return json.dumps({"tasks": [_told(task) for task in tasks], "lanes": lanes, "out": str(out)} | asdict(means))
 
 
 def _told(task: Task) -> dict[str, Any]:
     job = task.job
-    return {"row": job.row.recipe.name, "seed": job.seed, "quick": job.quick, "judgment": task.judgment}
+    told = {"table": job.table, "row": job.row.recipe.name, "seed": job.seed, "quick": job.quick}
+    return told | {"judgment": task.judgment}
 
 
-def _task(told: dict[str, Any], table: Table, out: Path) -> Task:
+def _task(told: dict[str, Any], out: Path) -> Task:
+    table = find_table(told["table"])
     (row,) = choose_rows(table, [told["row"]])
     (job,) = jobs(table, [row], [told["seed"]], out, is_quick=told["quick"])
     return Task(job, told["judgment"])
@@ -70,10 +72,10 @@ def main(text: str) -> int:
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     told = json.loads(text)
     means = Means(data_dir=told["data_dir"], device=told["device"], workers=told["workers"])
-    tasks = [_task(task, find_table(told["table"]), Path(told["out"])) for task in told["tasks"]]
+    tasks = [_task(task, Path(told["out"])) for task in told["tasks"]]
     try:
         if len(tasks) > 1:
-            return side_by_side(tasks, partial(_in_lane, means), choose_device(means.device))
+            return side_by_side(tasks, partial(_in_lane, means), choose_device(means.device), told["lanes"])
         perform(tasks[0], means, max_seconds=math.inf, console=Console(stderr=True))
     except InputError as error:
         sys.stderr.write(" ".join(str(error).split()) + "\n")

@@ -1,4 +1,4 @@
-"""A process at work on one task, or on several in lanes: its lines are passed on, its end is understood."""
+"""A process at work on one task, or on several in its lanes: its lines are passed on, its end is understood."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TextIO
 
-from widemargin.experiments.lanes import FAILURE, PATIENCE, mark
+from widemargin.experiments.lanes import BEGIN, FAILURE, PATIENCE, mark
 from widemargin.experiments.task import Task
 from widemargin.files import make_folder
 
@@ -34,11 +34,13 @@ class Failure:
 class Worker:
     """A process; its lines also go to ``output.txt`` in the job's folder, after those of earlier attempts.
 
-    The lines of lanes are marked (``lanes``); one without a mark is of the process, and so of every task in it.
+    Of several tasks it does ``lanes`` at a time. Their lines are marked (``lanes``); one without a mark is of the
+    process, and so of every task in it.
     """
 
-    def __init__(self, tasks: Sequence[Task], description: str, say: Say, *, threads: int) -> None:
-        self.tasks = tuple(tasks)
+    def __init__(self, tasks: Sequence[Task], description: str, say: Say, *, threads: int, lanes: int = 1) -> None:
+        self.tasks, self.lanes = tuple(tasks), lanes
+        self._begun = {0} if len(tasks) == 1 else set()
         self._asked: float | None = None
         self._last: list[deque[str]] = [deque(maxlen=REMEMBERED) for _ in tasks]
         self._process = subprocess.Popen(
@@ -85,14 +87,19 @@ class Worker:
         return True
 
     def failures(self) -> list[Failure]:
-        """Which tasks failed, and why; none that is done or was asked to stop."""
+        """Which tasks failed, and why; none that is done, was asked to stop or is left over."""
         code = self._process.returncode
         if self._asked is not None and code in (-signal.SIGTERM, -signal.SIGKILL, 0):
             return []
-        left = [number for number, task in enumerate(self.tasks) if not task.done]
+        over = self.left_over()
+        left = [number for number, task in enumerate(self.tasks) if not task.done and task not in over]
         if self._asked is not None and len(self.tasks) > 1:  # the other lanes stopped as they were asked to
             left = [number for number in left if self._last_line(number).startswith(FAILURE)]
         return [Failure(self.tasks[number].label, self._why(number, code)) for number in left]
+
+    def left_over(self) -> list[Task]:
+        """Tasks that it never came to: another process may do them. None where it came to nothing at all."""
+        return [task for number, task in enumerate(self.tasks) if self._begun and number not in self._begun]
 
     def _why(self, number: int, code: int) -> str:
         if code < 0:
@@ -108,6 +115,8 @@ class Worker:
             kept = [files.enter_context(_output(task)) for task in self.tasks]
             for line in self._process.stdout or ():
                 for number, text in self._parts(line.rstrip("\n")):
+                    if text == BEGIN:
+                        self._begun.add(number)
                     self._last[number].append(text.rstrip())
                     kept[number].write(f"{text}\n")
                     kept[number].flush()

@@ -1,13 +1,16 @@
 """Several tasks at a time, in processes of one or more lanes; the longest first, and one deadline for all.
 
-A task that crashes does not stop the others. At the deadline, at Ctrl-C and at SIGTERM no task is begun any more, and
-those at work are asked to stop: training ends with a checkpoint, an evaluation keeps its finished pieces.
+A task that crashes does not stop the others; what its process never came to goes to another one. At the deadline, at
+Ctrl-C and at SIGTERM no task is begun any more, and those at work are asked to stop: training ends with a checkpoint,
+an evaluation keeps its finished pieces.
 """
 
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rich.console import Console
 
@@ -21,7 +24,7 @@ POLL_SECONDS = 0.1
 
 def work_together(
     tasks: Sequence[Task],
-    describe: Callable[[Sequence[Task]], str],
+    describe: Callable[[Sequence[Task], int], str],
     *,
     workers: int,
     lanes: Callable[[Task], int],
@@ -30,7 +33,7 @@ def work_together(
 ) -> list[Failure]:
     """Do the tasks that are not done; returns those that failed.
 
-    ``describe`` tells a process its tasks; ``lanes`` says how many like one share a process.
+    ``describe`` tells a process its tasks and lanes; ``lanes`` says how many like one share a process.
     """
     for task in tasks:
         if task.done:
@@ -48,11 +51,17 @@ def work_together(
                     for worker in running:
                         worker.ask_to_stop()
                 while waiting and (free := workers - _busy(running)) > 0:
-                    group = _next_group(waiting, lanes, free)
-                    for task in group:
-                        _say(console, f"{task.label}: begins; {len(waiting)} wait")
-                    running.append(Worker(group, describe(group), lambda line: _say(console, line), threads=threads))
-                failures += _over(running, console)
+                    group, count = _next_group(waiting, lanes, free)
+                    if len(group) == 1:
+                        _say(console, f"{group[0].label}: begins; {len(waiting)} wait")
+                    else:
+                        _say(console, f"{len(group)} jobs in one process, {count} at a time; {len(waiting)} wait")
+                    told = describe(group, count)
+                    running.append(Worker(group, told, partial(_say, console), threads=threads, lanes=count))
+                over = _over(running)
+                for worker in over:
+                    failures += _tell(worker, console)
+                    waiting.extend(worker.left_over())
                 time.sleep(POLL_SECONDS)
     finally:  # a second Ctrl-C, or a mistake of ours
         for worker in running:
@@ -62,31 +71,42 @@ def work_together(
 
 
 def _busy(running: Sequence[Worker]) -> int:
-    return sum(len(worker.tasks) for worker in running)
+    return sum(worker.lanes for worker in running)
 
 
-def _next_group(waiting: deque[Task], lanes: Callable[[Task], int], free: int) -> list[Task]:
-    """The longest tasks that may share a process; of one kind, so that they end at about the same time."""
+def _next_group(waiting: deque[Task], lanes: Callable[[Task], int], free: int) -> tuple[list[Task], int]:
+    """The tasks of the next process, taken from those that wait, and its lanes.
+
+    A task that shares no process is alone. Of those that do, a process gets as many as any other will.
+    """
     count = min(lanes(waiting[0]), free)
-    group = [waiting.popleft()]
-    while waiting and len(group) < count and lanes(waiting[0]) >= count:
-        group.append(waiting.popleft())
-    return group
+    if count == 1:
+        return [waiting.popleft()], 1
+    sharing = [task for task in waiting if lanes(task) >= count]
+    group = sharing[:: math.ceil(free / count)]
+    for task in group:
+        waiting.remove(task)
+    return group, min(count, len(group))
 
 
-def _over(running: list[Worker], console: Console) -> list[Failure]:
-    """Take those that ended from the list; returns the failures among them."""
-    failures: list[Failure] = []
-    for worker in [worker for worker in running if worker.ended]:
+def _over(running: list[Worker]) -> list[Worker]:
+    """Take those that ended from the list."""
+    over = [worker for worker in running if worker.ended]
+    for worker in over:
         running.remove(worker)
-        failed = {failure.label: failure for failure in worker.failures()}
-        failures += failed.values()
-        for task in worker.tasks:
-            if task.label in failed:
-                _say(console, f"{task.label}: FAILED: {failed[task.label].why}")
-            else:
-                _say(console, f"{task.label}: {'done' if task.done else 'stopped; it can go on'}")
-    return failures
+    return over
+
+
+def _tell(worker: Worker, console: Console) -> list[Failure]:
+    """What became of its tasks; returns the failures among them."""
+    failed = {failure.label: failure for failure in worker.failures()}
+    left_over = worker.left_over()
+    for task in worker.tasks:
+        if task.label in failed:
+            _say(console, f"{task.label}: FAILED: {failed[task.label].why}")
+        elif task not in left_over:
+            _say(console, f"{task.label}: {'done' if task.done else 'stopped; it can go on'}")
+    return list(failed.values())
 
 
 def _say(console: Console, text: str) -> None:

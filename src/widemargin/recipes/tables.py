@@ -22,6 +22,8 @@ class Row:
 class Table:
     """One table: its rows and the results it reports."""
 
+    name: str
+    """What ``widemargin reproduce`` takes."""
     title: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -86,21 +88,23 @@ def _whatever(names: Iterable[str]) -> tuple[Row, ...]:
 
 @cache
 def all_tables() -> dict[str, Table]:
-    """Every table by the name ``widemargin reproduce`` takes."""
-    return {
-        "table1": Table("Table 1: MLP on MNIST", ("clean", "pgd20", *_MARGINS), _own("mnist-mlp", _TABLE1)),
-        "table2": Table("Table 2: CNN on CIFAR-10", ("clean", "pgd10", *_MARGINS), _own("cifar-cnn", _TABLE2)),
-        "table3": Table("Table 3: WRN-34-10 on CIFAR-10", _ATTACKS, _own("cifar-wrn", _TABLE3)),
-        "table4": Table("Table 4: EMR at clean or adversarial images", _ATTACKS, _ablation()),
-        "approximation": Table("Exact and approximate EMR", ("clean", "pgd", *_MARGINS), _approximation()),
-        "resnet18": Table("ResNet-18 on CIFAR-10", _ATTACKS, _own("cifar-resnet18", _RESNET18)),
-        "resnet18-emr": Table(
+    """Every table by its name."""
+    tables = (
+        Table("table1", "Table 1: MLP on MNIST", ("clean", "pgd20", *_MARGINS), _own("mnist-mlp", _TABLE1)),
+        Table("table2", "Table 2: CNN on CIFAR-10", ("clean", "pgd10", *_MARGINS), _own("cifar-cnn", _TABLE2)),
+        Table("table3", "Table 3: WRN-34-10 on CIFAR-10", _ATTACKS, _own("cifar-wrn", _TABLE3)),
+        Table("table4", "Table 4: EMR at clean or adversarial images", _ATTACKS, _ablation()),
+        Table("approximation", "Exact and approximate EMR", ("clean", "pgd", *_MARGINS), _approximation()),
+        Table("resnet18", "ResNet-18 on CIFAR-10", _ATTACKS, _own("cifar-resnet18", _RESNET18)),
+        Table(
+            "resnet18-emr",
             "ResNet-18: EMR at the same weight decay, and beside weight averaging",
             _ATTACKS,
             _whatever(f"cifar-resnet18/{name}" for name in _SAME_DECAY),
         ),
-        "baselines": Table("Baselines that the paper's tables lack", ("clean", "pgd", *_MARGINS), _baselines()),
-    }
+        Table("baselines", "Baselines that the paper's tables lack", ("clean", "pgd", *_MARGINS), _baselines()),
+    )
+    return {table.name: table for table in tables}
 
 
 def find_table(name: str) -> Table:
