@@ -59,19 +59,16 @@ def test_who_traces_is_alone():
     assert all(found["tracing"] == 0 or found == {"calling": 0, "tracing": 1} for found in seen)
     assert not turns._callers
     assert not turns._tracer
-    assert not turns._waiting
 
 
-def test_who_waits_to_trace_goes_before_new_callers():
-    order, somebody_calls, somebody_waits = [], threading.Event(), threading.Event()
+def test_callers_do_not_wait_for_one_that_waits_to_trace():
+    order, somebody_calls, later_is_done = [], threading.Event(), threading.Event()
 
-    def call_first():
+    def call_long():
         with calling_networks():
             somebody_calls.set()
-            while not turns._waiting:
-                pass
-            somebody_waits.set()
-            order.append("first call")
+            assert later_is_done.wait(PATIENCE)
+            order.append("long call")
 
     def trace():
         somebody_calls.wait(PATIENCE)
@@ -79,12 +76,13 @@ def test_who_waits_to_trace_goes_before_new_callers():
             order.append("trace")
 
     def call_later():
-        somebody_waits.wait(PATIENCE)
+        somebody_calls.wait(PATIENCE)
         with calling_networks():
             order.append("later call")
+        later_is_done.set()
 
-    together(call_first, trace, call_later)
-    assert order == ["first call", "trace", "later call"]
+    together(call_long, trace, call_later)
+    assert order == ["later call", "long call", "trace"]
 
 
 def test_two_that_call_may_both_go_on_to_trace():

@@ -1,7 +1,8 @@
 """While a thread traces a network, no other thread of the process calls one: tracing changes ``nn.Module`` for all.
 
-Any number of threads call networks at once; whoever traces waits until none does, and is then alone. Replaying a CUDA
-graph calls no network and needs no turn. A turn comes before every other lock of the process (``capturing``).
+Any number of threads call networks at once; whoever traces waits until none does, and is then alone. Those who call do
+not wait for one that waits: a long measurement holds up one thread, not all. Replaying a CUDA graph calls no network
+and needs no turn. A turn comes before every other lock of the process (``capturing``).
 """
 
 import threading
@@ -11,8 +12,6 @@ from contextlib import AbstractContextManager, contextmanager
 _changed = threading.Condition()
 _callers: set[int] = set()
 _tracer: list[int] = []
-_waiting: list[int] = []
-"""Threads that want to trace: nobody begins to call before they have."""
 
 
 def calling_networks() -> AbstractContextManager[None]:
@@ -47,15 +46,10 @@ def _turn(*, alone: bool) -> Iterator[None]:
 
 
 def _wait_to_call(me: int) -> None:
-    _changed.wait_for(lambda: not _tracer and not _waiting)
+    _changed.wait_for(lambda: not _tracer)
     _callers.add(me)
 
 
 def _wait_to_trace(me: int) -> None:
-    _waiting.append(me)
-    try:
-        _changed.wait_for(lambda: not _tracer and not _callers)
-    finally:
-        _waiting.remove(me)
-        _changed.notify_all()
+    _changed.wait_for(lambda: not _tracer and not _callers)
     _tracer.append(me)
