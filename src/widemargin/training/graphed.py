@@ -23,6 +23,7 @@ from widemargin.data import Batch
 from widemargin.engine import FastNetwork, Plan
 from widemargin.engine.capturing import capturing, wait_for_device
 from widemargin.engine.kernel_choice import choosing_kernels
+from widemargin.engine.pace import Pace
 from widemargin.engine.turns import calling_networks, tracing_networks
 from widemargin.errors import WidemarginWarning
 from widemargin.regularizers import Penalty
@@ -123,7 +124,7 @@ class GraphedSteps:
         self._sums: dict[str, Tensor] | None = None
         self._names: set[str] = set()
         self._pool: Any = None
-        self._captures = True
+        self._captures, self._pace = True, Pace(self._device)
         state.make_capturable()
 
     def __call__(self, batch: Batch, moment: Moment) -> None:
@@ -140,6 +141,7 @@ class GraphedSteps:
         if kind.graph is not None:
             kind.graph.replay()
         kind.runs += 1
+        self._pace()
         self._state.sums = self._sums = {name: self._totals[name] for name in self._seen(kind)}
 
     def _prepare(self, kind: Kind) -> None:

@@ -1,0 +1,30 @@
+"""How far a program may run ahead of its GPU.
+
+Launching a captured step takes microseconds, so without this a thread queues seconds of work. Whatever waits for the
+whole device then waits for all of it: loading a kernel that was not used before, or freeing memory, in any thread of
+the process.
+"""
+
+import torch
+
+AHEAD = 16
+"""Steps: enough that the GPU never waits for the program."""
+
+
+class Pace:
+    """Call it after each step; now and then it waits until the GPU has caught up."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._counts = device.type == "cuda"
+        self._steps = 0
+        self._before: torch.cuda.Event | None = None
+
+    def __call__(self) -> None:
+        """One more step is queued on the current stream; at most twice ``AHEAD`` are."""
+        self._steps += 1
+        if not self._counts or self._steps % AHEAD:
+            return
+        if self._before is not None:
+            self._before.synchronize()
+        self._before = torch.cuda.Event(blocking=True)
+        self._before.record()

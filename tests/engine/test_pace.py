@@ -1,0 +1,49 @@
+"""A program is never more than so many steps ahead of its GPU."""
+
+import pytest
+import torch
+
+from widemargin.engine import pace
+from widemargin.engine.pace import AHEAD, Pace
+
+
+class Device:
+    """In place of a GPU: counts the steps that were queued, and those that somebody waited for."""
+
+    def __init__(self):
+        self.queued = self.waited = 0
+
+    def event(self, *, blocking):
+        assert blocking
+        return Event(self)
+
+
+class Event:
+    def __init__(self, device):
+        self.device = device
+
+    def record(self):
+        self.at = self.device.queued
+
+    def synchronize(self):
+        self.device.waited = max(self.device.waited, self.at)
+
+
+def test_at_most_so_many_steps_ahead(monkeypatch):
+    device = Device()
+    monkeypatch.setattr(pace.torch.cuda, "Event", device.event)
+    step, ahead = Pace(torch.device("cuda")), []
+    for _ in range(10 * AHEAD):
+        device.queued += 1
+        step()
+        ahead.append(device.queued - device.waited)
+    assert AHEAD < max(ahead) <= 2 * AHEAD
+    assert device.waited == 9 * AHEAD
+
+
+@pytest.mark.parametrize("steps", [1, 3 * AHEAD])
+def test_a_cpu_has_no_queue(steps, monkeypatch):
+    monkeypatch.setattr(pace.torch.cuda, "Event", None)
+    step = Pace(torch.device("cpu"))
+    for _ in range(steps):
+        step()
