@@ -69,35 +69,39 @@ def read_toml(path: Path) -> RunConfig:
 def with_overrides(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
     """The configuration with each ``path.to.key=value`` set; the value is TOML, or text where that does not parse.
 
-    A table that gets another ``kind`` keeps the settings which that kind has too.
+    A table that gets another ``kind`` keeps the settings which that kind has too, and those that were set before it.
     """
-    table = to_dict(config)
+    table, given = to_dict(config), set[tuple[str, ...]]()
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path.strip():
             raise InputError(f"--set {override!r}: write path=value, for example emr.weight=0.3")
-        _put(table, path.strip().split("."), _parse(text.strip()), override)
+        keys = path.strip().split(".")
+        last = _put(table, keys, _parse(text.strip()), override)
+        if keys[-1] == "kind" and "kind" in last:
+            _keep_what_fits(last, {names[len(keys) - 1] for names in given if names[: len(keys) - 1] == (*keys[:-1],)})
+        given.add((*keys,))
     return from_dict(table)
 
 
-def _put(table: Table, keys: list[str], value: Any, override: str) -> None:
+def _put(table: Table, keys: list[str], value: Any, override: str) -> Table:
+    """Returns the table that the last key is in."""
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise InputError(f"--set {override!r}: {key!r} is a value, not a table")
     if value == "none":
         table.pop(keys[-1], None)
-        return
-    table[keys[-1]] = value
-    if keys[-1] == "kind":
-        _keep_what_fits(table)
+    else:
+        table[keys[-1]] = value
+    return table
 
 
-def _keep_what_fits(table: Table) -> None:
-    """Of a table that has become another kind, the settings which that kind has too."""
+def _keep_what_fits(table: Table, given: set[str]) -> None:
+    """Of a table that has become another kind, what that kind has too; ``given`` settings are checked later."""
     kind = kinds().get(table["kind"]) if isinstance(table["kind"], str) else None
     if kind is not None and is_dataclass(kind):
-        known = {"kind", *(field.name for field in fields(kind))}
+        known = {"kind", *given, *(field.name for field in fields(kind))}
         for name in [name for name in table if name not in known]:
             del table[name]
 

@@ -262,6 +262,9 @@ def test_wrong_overrides(override: str, message: str) -> None:
             r'emr.at = "adversarial" has no effect in standard training, .* use emr.at = "clean"',
         ),
         (["objective.kind=standard", "objective.beta=6"], r"unknown key 'objective.beta'"),
+        (["objective.beta=6", "objective.kind=standard"], r"unknown key 'objective.beta'"),
+        (["objective.attack.steps=9", "objective.kind=standard"], r"unknown key 'objective.attack'"),
+        (["objective.nonsense=3", "objective.kind=trades"], r"unknown key 'objective.nonsense'"),
         (["objective.attack={kind = 'fgsm', eps = 0.1, steps = 3}"], r"unknown key 'objective.attack.steps'"),
     ],
 )

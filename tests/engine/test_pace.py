@@ -22,7 +22,8 @@ class Event:
     def __init__(self, device):
         self.device = device
 
-    def record(self):
+    def record(self, stream):
+        assert stream == "the stream of cuda:1"
         self.at = self.device.queued
 
     def synchronize(self):
@@ -32,7 +33,8 @@ class Event:
 def test_at_most_so_many_steps_ahead(monkeypatch):
     device = Device()
     monkeypatch.setattr(pace.torch.cuda, "Event", device.event)
-    step, ahead = Pace(torch.device("cuda")), []
+    monkeypatch.setattr(pace.torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    step, ahead = Pace(torch.device("cuda:1")), []
     for _ in range(10 * AHEAD):
         device.queued += 1
         step()

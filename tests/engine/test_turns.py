@@ -77,6 +77,8 @@ def test_callers_do_not_wait_for_one_that_waits_to_trace():
 
     def call_later():
         somebody_calls.wait(PATIENCE)
+        while not turns._changed._waiters:  # the one that traces
+            pass
         with calling_networks():
             order.append("later call")
         later_is_done.set()

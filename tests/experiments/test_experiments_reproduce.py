@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from widemargin.cli import reproduce as reproduce_module
 from widemargin.cli.main import run
 from widemargin.recipes.tables import all_tables
 from widemargin.training import steps as steps_module
@@ -52,6 +53,18 @@ def test_several_tables_share_what_they_have_in_common(tmp_path, capsys):
     assert "--rows: 'nonsense' is not in this table; its rows are mnist-mlp/st-wd0.1," in capsys.readouterr().err
     assert run(["reproduce", "table1,nonsense", "--quick", "--out", str(tmp_path)]) == 2
     assert "unknown table 'nonsense'" in capsys.readouterr().err
+
+
+def test_what_one_table_has_anyway_is_judged_for_the_other(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(reproduce_module.Crew, "do", lambda self, tasks: begun.extend(tasks) or [])
+    monkeypatch.setattr(reproduce_module.Task, "done", True)
+    monkeypatch.setattr(reproduce_module, "_report", lambda *_: None)
+    command = ["reproduce", "table1,resnet18", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    rows = ["--rows", "mnist-mlp/at-emr,cifar-resnet18/at", "--judge-rows", "mnist-mlp/at-emr,cifar-resnet18/at"]
+    assert run([*command, *rows, "--judge-with", "autoattack"]) == 0
+    names = [(task.job.row.recipe.name, task.judgment) for task in begun]
+    assert names == [("mnist-mlp/at-emr", None), ("cifar-resnet18/at", None), ("mnist-mlp/at-emr", "autoattack")]
 
 
 class TestGoingOn:

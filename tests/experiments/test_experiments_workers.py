@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from widemargin.experiments import worker as worker_module
 from widemargin.experiments.job import choose_rows, jobs
 from widemargin.experiments.task import Means, Task
 from widemargin.experiments.task_process import describe
-from widemargin.experiments.workers import work_together
+from widemargin.experiments.workers import _next_group, work_together
 from widemargin.recipes.tables import find_table
 
 PRETENDING = Path(__file__).with_name("pretending_task.py")
@@ -136,11 +137,11 @@ def test_lanes_share_a_process_and_their_lines_are_told_apart(crew):
         "mnist-mlp/st-emr, seed 0": "a word from the process",
     }
     processes = [line.split()[2] for line in crew.journal if line.startswith("begins")]
-    assert sorted(processes.count(process) for process in set(processes)) == [2, 2]  # a fair share each
+    assert sorted(processes.count(process) for process in set(processes)) == [1, 3]
     (emr, at, st) = (crew.tasks[number].job.folder / "output.txt" for number in (3, 2, 0))
     assert "on fire" in emr.read_text()
-    assert "a word" not in at.read_text()
-    assert sorted(st.read_text().splitlines()) == ["a line of progress", "a word from the process", "begins"]
+    assert at.read_text() == "begins\na line of progress\n"  # it came later
+    assert st.read_text() == "a line of progress\n"
 
 
 def test_a_free_lane_takes_the_next(crew):
@@ -158,14 +159,54 @@ def test_what_a_process_that_died_never_came_to_goes_to_another(crew):
 
 def test_lanes_that_crashed_leave_the_rest_to_another_process(crew):
     failures = crew.work(workers=2, lanes=2, at_emr="crash", st_emr="crash")
-    assert len(failures) == 2
+    assert [failure.why for failure in failures] == ["RuntimeError: the device is on fire"] * 2
     assert crew.done == ["st-wd0.01", "at-wd0.01"]
+
+
+def test_a_lane_that_crashed_has_failed_for_its_own_reason_whatever_becomes_of_the_process(crew):
+    failures = crew.work(workers=4, lanes=4, at_emr="crash", **{"st_wd0.01": "say nothing", "at_wd0.01": "die"})
+    assert {failure.label.split("/")[1]: failure.why for failure in failures} == {
+        "at-emr, seed 0": "RuntimeError: the device is on fire",
+        "st-wd0.01, seed 0": "killed by SIGKILL",
+        "at-wd0.01, seed 0": "killed by SIGKILL",
+    }
+    assert crew.said.getvalue().count("a word from the process") == 1
+    assert "a word" in (crew.tasks[0].job.folder / "output.txt").read_text()
+
+
+def test_a_lane_that_crashed_has_failed_though_the_process_was_killed_at_the_deadline(crew, monkeypatch):
+    monkeypatch.setattr(worker_module, "PATIENCE", 0.2)
+    (failure,) = crew.work(workers=4, lanes=4, seconds=1.0, at_emr="crash", st_emr="stubborn")
+    assert failure.label == "mnist-mlp/at-emr, seed 0"
+    assert failure.why == "RuntimeError: the device is on fire"
+
+
+@pytest.mark.parametrize(
+    ("workers", "large", "small", "groups"),
+    [
+        (8, 0, 48, [(48, 8)]),
+        (16, 0, 48, [(24, 8), (24, 8)]),
+        (12, 0, 48, [(32, 8), (16, 4)]),
+        (8, 6, 48, [(12, 2)]),
+        (8, 0, 3, [(3, 3)]),
+        (8, 7, 5, [(1, 1)]),
+    ],
+)
+def test_a_process_gets_the_share_of_its_lanes(workers, large, small, groups):
+    waiting, found, free = deque(range(small)), [], workers - large
+    while waiting and free:
+        group, lanes = _next_group(waiting, lambda task: 8, free, workers - sum(n for _, n in found if n > 1))
+        found.append((len(group), lanes))
+        free -= lanes
+        assert not set(group) & set(waiting)
+    assert found == groups
 
 
 def test_a_process_that_dies_before_anything_begins_has_failed_in_all_of_it(crew, monkeypatch):
     monkeypatch.setattr(worker_module, "PROGRAM", ("-c", "raise SystemExit('no such device')"))
     failures = crew.work(workers=2, lanes=2)
     assert [failure.why for failure in failures] == ["no such device"] * len(ROWS)
+    assert crew.said.getvalue().count("\nno such device") == 1
 
 
 def test_never_more_than_so_many_at_a_time_in_lanes(crew):

@@ -33,14 +33,14 @@ FAILED = 1
 Lanes = Annotated[
     int | None,
     typer.Option(
-        help="So many jobs share a process, a thread and a CUDA stream each.",
+        help="A process does so many jobs at a time, a thread and a CUDA stream each.",
         show_default="1; several of small networks on a GPU",
     ),
 ]
 JudgeWith = Annotated[
     str | None,
     typer.Option(
-        help=f"When the table is done, comma-separated: {', '.join(JUDGMENTS)} (docs/results.md).", show_default=False
+        help=f"When all rows are done, comma-separated: {', '.join(JUDGMENTS)} (docs/results.md).", show_default=False
     ),
 ]
 JudgeRows = Annotated[
@@ -74,7 +74,7 @@ def reproduce(
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Train and judge the rows of a table, skipping what is done, and set our numbers beside the published ones.
+    """Train and judge the rows of tables, skipping what is done, and set our numbers beside the published ones.
 
     With several workers the longest jobs begin first; one that crashes does not stop the others.
     """

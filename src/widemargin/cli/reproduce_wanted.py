@@ -37,12 +37,14 @@ class Later:
                 judgment_of(row.recipe.config, name)
 
     def tasks(self, parts: Sequence[Part]) -> list[Task]:
-        """Each judgment of each of those rows, with every seed."""
-        if not self.judgments:
-            return []
-        judged = [row for part in parts for row in (self.rows or best_rows(part.rows, part.work))]
-        names = {row.recipe.name for row in judged}
-        return [Task(job, name) for name in self.judgments for job in all_jobs(parts) if job.row.recipe.name in names]
+        """Each judgment of each of those rows, with every seed; not where the table has it anyway."""
+        found: dict[tuple[Path, str], Task] = {}
+        for name in self.judgments:
+            for part in (part for part in parts if name not in part.table.columns):
+                judged = {row.recipe.name for row in self.rows or best_rows(part.rows, part.work)}
+                for job in (job for job in part.work if job.row.recipe.name in judged):
+                    found.setdefault((job.folder, name), Task(job, name))
+        return list(found.values())
 
 
 def find_parts(tables: str, rows: str | None, seeds: str, out: Path, *, is_quick: bool) -> list[Part]:
@@ -55,11 +57,11 @@ def find_parts(tables: str, rows: str | None, seeds: str, out: Path, *, is_quick
 
 def find_later(parts: Sequence[Part], judge_with: str | None, judge_rows: str | None) -> Later:
     """What is done when all of them are, checked."""
-    tables = [part.table for part in parts]
-    named = (
-        None if judge_rows in (None, BEST) else choose_rows(_joined(tables), _names(judge_rows or ""), "--judge-rows")
-    )
-    later = Later(_judgments(tables, judge_with, judge_rows), named)
+    judgments, named = _judgments(parts, judge_with, judge_rows), None
+    if judge_rows not in (None, BEST):
+        wanted = _joined([row for part in parts for row in part.rows])
+        named = choose_rows(wanted, _names(judge_rows or ""), "--judge-rows")
+    later = Later(judgments, named)
     later.check(parts)
     return later
 
@@ -77,13 +79,13 @@ def _rows(tables: Sequence[Table], table: Table, text: str | None) -> list[Row]:
     """Those of this table; what is in none of them is refused."""
     if text is None:
         return list(table.rows)
-    chosen = choose_rows(_joined(tables), _names(text))
+    chosen = choose_rows(_joined([row for each in tables for row in each.rows]), _names(text))
     return [row for row in chosen if any(row is own for own in table.rows)]
 
 
-def _joined(tables: Sequence[Table]) -> Table:
-    """One table of all their rows."""
-    return Table("", "", (), tuple(row for table in tables for row in table.rows))
+def _joined(rows: Sequence[Row]) -> Table:
+    """One table of them all."""
+    return Table("", "", (), tuple(rows))
 
 
 def _names(text: str) -> list[str]:
@@ -97,18 +99,17 @@ def _seeds(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _judgments(tables: Sequence[Table], text: str | None, rows: str | None) -> list[str]:
+def _judgments(parts: Sequence[Part], text: str | None, rows: str | None) -> list[str]:
     if text is None:
         if rows is not None:
             raise InputError("--judge-rows has no effect without --judge-with; give e.g. --judge-with autoattack")
         return []
     names = _names(text)
+    tables = [part.table for part in parts if part.rows]
     for name in names:
         if name not in JUDGMENTS:
             raise InputError(f"--judge-with: {name!r} is unknown; known are {', '.join(JUDGMENTS)}")
-        for table in tables:
-            if name in table.columns:
-                raise InputError(
-                    f"--judge-with {name} has no effect: {table.name} reports it for every row; leave it out"
-                )
+        if all(name in table.columns for table in tables):
+            told = " and ".join(table.name for table in tables)
+            raise InputError(f"--judge-with {name} has no effect: {told} reports it for every row; leave it out")
     return list(dict.fromkeys(names))

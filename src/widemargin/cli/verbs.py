@@ -46,7 +46,7 @@ VERBS = {
     "reproduce": Verb(
         "widemargin.cli.reproduce",
         "reproduce",
-        "Train and judge the rows of a table, skipping what is done, and set our numbers beside the published ones.",
+        "Train and judge the rows of tables, skipping what is done, and set our numbers beside the published ones.",
     ),
     "report": Verb(
         "widemargin.cli.report",

@@ -119,7 +119,7 @@ class CompiledStages:
                 return tensors
 
             graph = make_fx(flat)(*inputs)
-            graph.graph.eliminate_dead_code()  # questions about shapes, at which torch.compile would break the graph
+            graph.graph.eliminate_dead_code()  # questions about shapes, which break a graph; stages have no effects
             graph.recompile()
             self._functions[key] = torch.compile(graph, backend=self._compiler, dynamic=False), extra[-1]
         function, more = self._functions[key]

@@ -15,16 +15,15 @@ class Pace:
     """Call it after each step; now and then it waits until the GPU has caught up."""
 
     def __init__(self, device: torch.device) -> None:
-        self._counts = device.type == "cuda"
-        self._steps = 0
+        self._device, self._steps = device, 0
         self._before: torch.cuda.Event | None = None
 
     def __call__(self) -> None:
         """One more step is queued on the current stream; at most twice ``AHEAD`` are."""
         self._steps += 1
-        if not self._counts or self._steps % AHEAD:
+        if self._device.type != "cuda" or self._steps % AHEAD:
             return
         if self._before is not None:
             self._before.synchronize()
         self._before = torch.cuda.Event(blocking=True)
-        self._before.record()
+        self._before.record(torch.cuda.current_stream(self._device))

@@ -166,6 +166,8 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) 
         table["step_size"] = None  # eps/4 said aloud
     if settings.search == "float32":
         del table["search"]  # as in the records of versions that knew no other
+    else:
+        table["search"] = f"{settings.search}, every attack"  # there were versions in which it was AutoAttack alone
     if subject.head_scale is not None:
         table["head_scale"] = subject.head_scale  # which no tensor holds
     return table | {"attacks": list(settings.attacks), "data": subject.data, "weights": digest.hexdigest()}

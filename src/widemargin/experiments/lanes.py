@@ -50,7 +50,7 @@ def lanes_for(task: Task, asked: int | None, *, gpu: bool) -> int:
 
 
 def side_by_side(tasks: Sequence[Task], perform: Perform, device: torch.device, lanes: int | None = None) -> int:
-    """Do them, so many at once, or all; the exit code is that of the first which failed, or of one left out.
+    """Do them, so many at once, or all; the exit code is that of the first which failed.
 
     The lines of a task are marked with its number: ``[0] ``, ``[1] ``, ...
     """

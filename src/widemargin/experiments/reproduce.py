@@ -1,4 +1,4 @@
-"""Train and judge the rows of one table of the paper; what is done is skipped, what was interrupted goes on."""
+"""Train and judge rows of the paper's tables; what is done is skipped, what was interrupted goes on."""
 
 import time
 from collections.abc import Sequence

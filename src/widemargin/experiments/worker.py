@@ -6,11 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TextIO
 
 from widemargin.experiments.lanes import BEGIN, FAILURE, PATIENCE, mark
 from widemargin.experiments.task import Task
@@ -18,7 +15,6 @@ from widemargin.files import make_folder
 
 PROGRAM = ("-m", "widemargin.experiments.task_process")
 OUTPUT = "output.txt"
-REMEMBERED = 200
 
 Say = Callable[[str], None]
 
@@ -31,18 +27,29 @@ class Failure:
     why: str
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the tasks of a process that ended; the others are done, or stopped as they were asked to."""
+
+    failures: list[Failure]
+    left_over: list[Task]
+    """Those that it never came to: another process may do them."""
+
+
 class Worker:
     """A process; its lines also go to ``output.txt`` in the job's folder, after those of earlier attempts.
 
-    Of several tasks it does ``lanes`` at a time. Their lines are marked (``lanes``); one without a mark is of the
-    process, and so of every task in it.
+    Of several tasks it does ``lanes`` at a time, and marks their lines (``lanes``). A line without a mark is of the
+    process: it is told once, and kept for each task under way.
     """
 
     def __init__(self, tasks: Sequence[Task], description: str, say: Say, *, threads: int, lanes: int = 1) -> None:
         self.tasks, self.lanes = tuple(tasks), lanes
         self._begun = {0} if len(tasks) == 1 else set()
+        self._failed: dict[int, str] = {}
+        self._last: dict[int | None, str] = {}
+        """The last line of each task that is not empty; None is for the process."""
         self._asked: float | None = None
-        self._last: list[deque[str]] = [deque(maxlen=REMEMBERED) for _ in tasks]
         self._process = subprocess.Popen(
             [sys.executable, *PROGRAM, description],
             stdin=subprocess.PIPE,
@@ -86,52 +93,61 @@ class Worker:
             self._process.stdin.close()
         return True
 
-    def failures(self) -> list[Failure]:
-        """Which tasks failed, and why; none that is done, was asked to stop or is left over."""
+    def outcome(self) -> Outcome:
+        """Of a process that ended. Where it came to nothing at all, every task has failed."""
+        begun, left = set(self._begun), [number for number, task in enumerate(self.tasks) if not task.done]
+        failed = [number for number in left if self._has_failed(number, begun)]
+        left_over = [self.tasks[number] for number in left if begun and number not in begun]
+        return Outcome([Failure(self.tasks[number].label, self._why(number)) for number in failed], left_over)
+
+    def _has_failed(self, number: int, begun: set[int]) -> bool:
+        if number in self._failed:
+            return True
+        if self._asked is None:
+            return number in begun or not begun
+        alone = len(self.tasks) == 1  # its exit code is its own; lanes stop as they are asked to
+        return alone and self._process.returncode not in (-signal.SIGTERM, -signal.SIGKILL, 0)
+
+    def _why(self, number: int) -> str:
         code = self._process.returncode
-        if self._asked is not None and code in (-signal.SIGTERM, -signal.SIGKILL, 0):
-            return []
-        over = self.left_over()
-        left = [number for number, task in enumerate(self.tasks) if not task.done and task not in over]
-        if self._asked is not None and len(self.tasks) > 1:  # the other lanes stopped as they were asked to
-            left = [number for number in left if self._last_line(number).startswith(FAILURE)]
-        return [Failure(self.tasks[number].label, self._why(number, code)) for number in left]
-
-    def left_over(self) -> list[Task]:
-        """Tasks that it never came to: another process may do them. None where it came to nothing at all."""
-        return [task for number, task in enumerate(self.tasks) if self._begun and number not in self._begun]
-
-    def _why(self, number: int, code: int) -> str:
+        if number in self._failed:
+            return self._failed[number].removeprefix(FAILURE)
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
-        said = self._last_line(number).removeprefix(FAILURE)
+        said = self._last.get(None) or self._last.get(number)
         return said if said and code else f"ended with exit code {code}, without a result"
 
-    def _last_line(self, number: int) -> str:
-        return next((line for line in reversed(self._last[number]) if line.strip()), "")
-
     def _read(self, say: Say) -> None:
-        with ExitStack() as files:
-            kept = [files.enter_context(_output(task)) for task in self.tasks]
-            for line in self._process.stdout or ():
-                for number, text in self._parts(line.rstrip("\n")):
-                    if text == BEGIN:
-                        self._begun.add(number)
-                    self._last[number].append(text.rstrip())
-                    kept[number].write(f"{text}\n")
-                    kept[number].flush()
-                    say(f"{self.tasks[number].label}: {text.rstrip()}")
+        for line in self._process.stdout or ():
+            number, text = self._whose(line.rstrip("\n"))
+            if text.strip():
+                self._last[number] = text.rstrip()
+            if number is None:
+                say(text.rstrip())
+                for each in self._under_way():
+                    _keep(self.tasks[each], text)
+                continue
+            if len(self.tasks) > 1 and text == BEGIN:
+                self._begun.add(number)
+            if len(self.tasks) > 1 and text.startswith(FAILURE):
+                self._failed[number] = text.rstrip()
+            _keep(self.tasks[number], text)
+            say(f"{self.tasks[number].label}: {text.rstrip()}")
 
-    def _parts(self, line: str) -> list[tuple[int, str]]:
-        """Whose line it is: (number of the task, text)."""
+    def _whose(self, line: str) -> tuple[int | None, str]:
+        """(number of the task, text); None is for the process of several."""
         if len(self.tasks) == 1:
-            return [(0, line)]
-        marked = [n for n in range(len(self.tasks)) if line.startswith(mark(n))]
-        return [(n, line.removeprefix(mark(n))) for n in marked] or [(n, line) for n in range(len(self.tasks))]
+            return 0, line
+        marked = next((n for n in range(len(self.tasks)) if line.startswith(mark(n))), None)
+        return marked, line if marked is None else line.removeprefix(mark(marked))
+
+    def _under_way(self) -> list[int]:
+        return [n for n in sorted(self._begun) if n not in self._failed and not self.tasks[n].done]
 
 
-def _output(task: Task) -> TextIO:
-    return (make_folder(task.job.folder) / OUTPUT).open("a", encoding="utf-8")
+def _keep(task: Task, text: str) -> None:
+    with (make_folder(task.job.folder) / OUTPUT).open("a", encoding="utf-8") as stream:
+        stream.write(f"{text}\n")
 
 
 def _surroundings(threads: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from widemargin.experiments.cost import longest_first
 from widemargin.experiments.task import Task
-from widemargin.experiments.worker import Failure, Worker
+from widemargin.experiments.worker import Failure, Outcome, Worker
 from widemargin.training import Stop
 
 POLL_SECONDS = 0.1
@@ -51,17 +51,20 @@ def work_together(
                     for worker in running:
                         worker.ask_to_stop()
                 while waiting and (free := workers - _busy(running)) > 0:
-                    group, count = _next_group(waiting, lanes, free)
+                    group, count = _next_group(waiting, lanes, free, workers - _shared(running))
                     if len(group) == 1:
                         _say(console, f"{group[0].label}: begins; {len(waiting)} wait")
                     else:
-                        _say(console, f"{len(group)} jobs in one process, {count} at a time; {len(waiting)} wait")
+                        _say(
+                            console, f"{len(group)} jobs for one process, {count} at a time; {len(waiting)} others wait"
+                        )
                     told = describe(group, count)
                     running.append(Worker(group, told, partial(_say, console), threads=threads, lanes=count))
-                over = _over(running)
-                for worker in over:
-                    failures += _tell(worker, console)
-                    waiting.extend(worker.left_over())
+                for worker in _over(running):
+                    outcome = worker.outcome()
+                    _tell(worker, outcome, console)
+                    failures += outcome.failures
+                    waiting.extend(outcome.left_over)
                 time.sleep(POLL_SECONDS)
     finally:  # a second Ctrl-C, or a mistake of ours
         for worker in running:
@@ -74,16 +77,22 @@ def _busy(running: Sequence[Worker]) -> int:
     return sum(worker.lanes for worker in running)
 
 
-def _next_group(waiting: deque[Task], lanes: Callable[[Task], int], free: int) -> tuple[list[Task], int]:
+def _shared(running: Sequence[Worker]) -> int:
+    return sum(worker.lanes for worker in running if worker.lanes > 1)
+
+
+def _next_group(waiting: deque[Task], lanes: Callable[[Task], int], free: int, capacity: int) -> tuple[list[Task], int]:
     """The tasks of the next process, taken from those that wait, and its lanes.
 
-    A task that shares no process is alone. Of those that do, a process gets as many as any other will.
+    A task that shares no process is alone. Of those that do, a process gets the share that its lanes are of the
+    ``capacity``, which is all workers but the lanes of other such processes; long ones and short ones.
     """
     count = min(lanes(waiting[0]), free)
     if count == 1:
         return [waiting.popleft()], 1
     sharing = [task for task in waiting if lanes(task) >= count]
-    group = sharing[:: math.ceil(free / count)]
+    share = math.ceil(len(sharing) * count / capacity)
+    group = [sharing[number * len(sharing) // share] for number in range(share)]
     for task in group:
         waiting.remove(task)
     return group, min(count, len(group))
@@ -97,16 +106,14 @@ def _over(running: list[Worker]) -> list[Worker]:
     return over
 
 
-def _tell(worker: Worker, console: Console) -> list[Failure]:
-    """What became of its tasks; returns the failures among them."""
-    failed = {failure.label: failure for failure in worker.failures()}
-    left_over = worker.left_over()
+def _tell(worker: Worker, outcome: Outcome, console: Console) -> None:
+    """What became of its tasks."""
+    failed = {failure.label: failure.why for failure in outcome.failures}
     for task in worker.tasks:
         if task.label in failed:
-            _say(console, f"{task.label}: FAILED: {failed[task.label].why}")
-        elif task not in left_over:
+            _say(console, f"{task.label}: FAILED: {failed[task.label]}")
+        elif task not in outcome.left_over:
             _say(console, f"{task.label}: {'done' if task.done else 'stopped; it can go on'}")
-    return list(failed.values())
 
 
 def _say(console: Console, text: str) -> None:
