@@ -66,8 +66,7 @@ def side_by_side(tasks: Sequence[Task], perform: Perform, device: torch.device, 
         with _own_stream(device):
             while (number := take()) is not None:
                 threading.current_thread().name = mark(number)  # warnings are marked by it
-                with _line_by_line(number) as lines:
-                    codes[number] = _do(tasks[number], perform, stop, lines)
+                codes[number] = _do(tasks[number], perform, stop, _Marked(number))
                 if codes[number] == FAILED:
                     return
 
@@ -100,30 +99,23 @@ def mark(number: int) -> str:
     return f"[{number}] "
 
 
-def _do(task: Task, perform: Perform, stop: Stop, lines: TextIO) -> int:
+def _do(task: Task, perform: Perform, stop: Stop, lines: "_Marked") -> int:
+    lines.say(BEGIN)
     try:
-        lines.write(f"{BEGIN}\n")
-        perform(task, Console(file=lines, width=WIDTH), stop)
+        perform(task, Console(file=cast("TextIO", lines), width=WIDTH), stop)
     except InputError as error:
-        lines.write(f"{FAILURE}{' '.join(str(error).split())}\n")
+        lines.say(FAILURE + " ".join(str(error).split()))
         return REFUSED
     except Exception as error:
-        lines.write(f"{traceback.format_exc()}{FAILURE}{type(error).__name__}: {error}\n")
+        lines.say(traceback.format_exc())
+        lines.say(f"{FAILURE}{type(error).__name__}: {' '.join(str(error).split())}")
         return FAILED
+    lines.end()
     return 0
 
 
 def _own_stream(device: torch.device) -> Any:
     return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-
-
-@contextmanager
-def _line_by_line(number: int) -> Iterator[TextIO]:
-    lines = _Marked(number)
-    try:
-        yield cast("TextIO", lines)
-    finally:
-        lines.end()
 
 
 class _Marked:
@@ -138,7 +130,13 @@ class _Marked:
             sys.stderr.write("".join(f"{self._mark}{line}\n" for line in whole))
         return len(text)
 
+    def say(self, text: str) -> None:
+        """On lines of its own."""
+        self.end()
+        self.write(text.rstrip("\n") + "\n")
+
     def end(self) -> None:
+        """Whoever wrote half a line will not write the other half."""
         if self._rest:
             self.write("\n")
 
