@@ -129,10 +129,11 @@ def take_one(steps, batch, number):  # type: ignore[no-untyped-def]
     steps(batch, Moment(seed=0, epoch=0, step=number, steps_per_epoch=100))
 
 
+@pytest.mark.parametrize("model", ["tiny", "cnn"])
 @pytest.mark.parametrize("name", REGULARIZERS)
-def test_bfloat16_penalty_gradients(name: str) -> None:
-    state = state_of(run_of("tiny"), "cuda", SHAPES["tiny"])
-    batch = batches(SHAPES["tiny"], 1, "cuda")[0]
+def test_bfloat16_penalty_gradients(name: str, model: str) -> None:
+    state = state_of(run_of(model), "cuda", SHAPES[model])
+    batch = batches(SHAPES[model], 1, "cuda")[0]
     network, x, y = state.nets.model, batch.images, batch.labels
     network(x)
     seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
@@ -161,6 +162,9 @@ def test_the_plan_for_this_gpu() -> None:
     small = state_of(run_of("mlp"), "cuda").nets.model
     assert make_plan("auto", small, (1, 28, 28), device) == Plan(engine="fast", precision="tf32", graphs=True)
     assert make_plan("eager", small, (1, 28, 28), device) == Plan()
+    assert (
+        make_plan("auto", state_of(run_of("cnn"), "cuda", SHAPES["cnn"]).nets.model, SHAPES["cnn"], device) == REDUCED
+    )
 
 
 @pytest.mark.parametrize(("objective", "penalties"), [("st", "none"), ("at-random", "stochastic")])
@@ -221,10 +225,11 @@ def test_what_cannot_be_captured_is_called() -> None:
         assert function(x).tolist() == peeking(x).tolist()
 
 
-def test_a_short_run_in_bfloat16_learns_what_float32_learns(tmp_path: Path) -> None:
-    changes = ["epochs=5", "watch.every=5", "watch.margins=[]", "data.train_limit=4000", "data.test_limit=1000"]
+@pytest.mark.parametrize("model", ["wide", "cnn"])
+def test_a_short_run_in_bfloat16_learns_what_float32_learns(model: str, tmp_path: Path) -> None:
+    changes = ["epochs=12", "watch.every=12", "watch.margins=[]", "data.train_limit=4000", "data.test_limit=1000"]
     config = with_overrides(find_recipe("demo/plain").config, changes)
-    config = replace(config, model=MODELS["wide"], optimizer=replace(config.optimizer, lr=0.1))
+    config = replace(config, model=MODELS[model], optimizer=replace(config.optimizer, lr=0.1))
     accuracy = {}
     for plan in (Plan(), REDUCED):
         with pytest.MonkeyPatch.context() as patch:
