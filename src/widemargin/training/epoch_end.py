@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from widemargin.engine.turns import calling_networks
 from widemargin.errors import WidemarginWarning
-from widemargin.models import CNNConfig, MLPConfig
 from widemargin.training.alarms import new_alarms
 from widemargin.training.distributed import check_alike
 from widemargin.training.epoch_metrics import training_metrics
@@ -55,14 +54,9 @@ def _watched(state: TrainState, run: Run, display: TrainingDisplay) -> Line:
     display.busy("measuring")
     began = time.monotonic()
     with calling_networks(), _interruptible(state, run):
-        nets = replace(state.nets, model=state.judged)
-        measured = watch(nets, config, run.splits, epoch=epoch, group=run.group, tf32=_searches_in_tf32(run))
+        nets, tf32 = replace(state.nets, model=state.judged), run.plan.reduced is not None
+        measured = watch(nets, config, run.splits, epoch=epoch, group=run.group, tf32=tf32)
     return measured | {"watch_seconds": round(time.monotonic() - began, 3)}
-
-
-def _searches_in_tf32(run: Run) -> bool:
-    """Where training is not in float32 either; small networks share a process, and the switches are the process's."""
-    return run.plan.reduced is not None and not isinstance(run.config.model, MLPConfig | CNNConfig)
 
 
 @contextmanager
