@@ -12,8 +12,9 @@ from widemargin import InputError
 from widemargin.checkpoints import load_checkpoint
 from widemargin.config import OptimizerConfig
 from widemargin.config_files import read_toml
+from widemargin.engine import Plan
 from widemargin.files import write_text_whole
-from widemargin.training import epoch, epoch_end, train
+from widemargin.training import begin, epoch, epoch_end, train
 from widemargin.training import run as run_module
 from widemargin.training import steps as steps_module
 from widemargin.training.setup import load_splits
@@ -156,6 +157,15 @@ def test_the_best_checkpoint_is_that_of_the_highest_robust_validation_accuracy(t
     assert best.weights["fcs.0.weight"].equal(weights[1])
     assert best.description.scores["validation_robust"] == 40.0
     assert best.training == {}
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("float32", False), ("tf32", False), ("bfloat16", True)])
+def test_what_trains_in_bfloat16_is_watched_in_tf32(tiny, tmp_path, monkeypatch, precision, tf32):
+    asked = []
+    monkeypatch.setattr(begin, "make_plan", lambda *_: Plan(engine="fast", precision=precision))
+    monkeypatch.setattr(epoch_end, "watch", lambda *_, **options: asked.append(options["tf32"]) or {})
+    train(tiny("epochs=1"), out=tmp_path)
+    assert asked == [tf32]
 
 
 def test_the_best_epoch_really_scored_highest_on_held_out_training_images(tiny, tmp_path):
