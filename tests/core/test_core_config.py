@@ -172,8 +172,9 @@ def test_overrides_apply_in_order_and_leave_the_rest() -> None:
 
 def test_another_kind_keeps_the_settings_that_it_has_too() -> None:
     run = attacked_run()
+    assert isinstance(run.objective, Adversarial)
     trades = with_overrides(run, ["objective.kind=trades", "objective.beta=3"])
-    assert trades.objective == Trades(attack=run.objective.attack, beta=3)  # type: ignore[attr-defined]
+    assert trades.objective == Trades(attack=run.objective.attack, beta=3)
     constant = with_overrides(run, ["optimizer.schedule={kind='steps', milestones=[1], factor=0.5}"])
     constant = with_overrides(constant, ["optimizer.schedule.kind=constant"])
     assert constant.optimizer.schedule == Constant()

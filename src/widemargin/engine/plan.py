@@ -15,7 +15,7 @@ ENGINES: tuple[Engine, ...] = ("auto", "eager", "fast")
 
 HEAVY = 0.05e9
 """FLOPs of one image's forward pass from which on smaller types and compiling pay: the paper's CNN (0.1e9) trains
-adversarially in less than half the time; its MLP (0.008e9) would gain a sixth, and lose as much to compiling."""
+adversarially in less than half the time; its MLP (0.008e9) would gain a sixth, too little for a smaller type."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ def verdicts(
 def _judge(model: nn.Module, attack: Attack | None, searching: Searching) -> OnBatch:
     """(x, y, generator) -> (B,) bool."""
     if attack is None:
-        return lambda x, y, generator: classified(model, x, y)  # noqa: ARG005 - one signature for all
+        return lambda x, y, _: classified(model, x, y)
     search = _search(model, attack)
 
     def judge(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
@@ -88,7 +88,7 @@ def _search(model: nn.Module, attack: Attack) -> OnBatch:
     if draws or not isinstance(model, Classifier):
         return lambda x, y, generator: attack(model, x, y, generator=generator)
     replayed = Replayed(lambda x, y: attack(model, x, y))
-    return lambda x, y, generator: replayed(x, y)  # noqa: ARG005
+    return lambda x, y, _: replayed(x, y)
 
 
 def percent(verdicts: Tensor) -> float:
