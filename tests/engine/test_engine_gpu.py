@@ -29,6 +29,7 @@ from widemargin.engine import replayed as replayed_module
 from widemargin.engine.replayed import CALLS
 from widemargin.evaluation.accuracy import verdicts
 from widemargin.evaluation.margins import measure_margins
+from widemargin.models import CNNConfig
 from widemargin.precision import full_float32
 from widemargin.recipes import find_recipe
 from widemargin.regularizers import InputGradient
@@ -225,11 +226,16 @@ def test_what_cannot_be_captured_is_called() -> None:
         assert function(x).tolist() == peeking(x).tolist()
 
 
-@pytest.mark.parametrize("model", ["wide", "cnn"])
-def test_a_short_run_in_bfloat16_learns_what_float32_learns(model: str, tmp_path: Path) -> None:
+# Three seeds of the CNN in float32 end at 95.3 to 96.1%: its band is that of another seed.
+LEARNERS = {"wide": (MODELS["wide"], 0.1, 2.5), "cnn": (CNNConfig(init="he"), 0.02, 1.5)}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_short_run_in_bfloat16_learns_what_float32_learns(name: str, tmp_path: Path) -> None:
+    model, lr, band = LEARNERS[name]
     changes = ["epochs=12", "watch.every=12", "watch.margins=[]", "data.train_limit=4000", "data.test_limit=1000"]
     config = with_overrides(find_recipe("demo/plain").config, changes)
-    config = replace(config, model=MODELS[model], optimizer=replace(config.optimizer, lr=0.1))
+    config = replace(config, model=model, optimizer=replace(config.optimizer, lr=lr))
     accuracy = {}
     for plan in (Plan(), REDUCED):
         with pytest.MonkeyPatch.context() as patch:
@@ -237,4 +243,4 @@ def test_a_short_run_in_bfloat16_learns_what_float32_learns(model: str, tmp_path
             result = train(config, out=tmp_path / plan.precision, device="cuda")
         accuracy[plan.precision] = result.metrics[-1]["test_clean"]
     assert min(accuracy.values()) > 90
-    assert accuracy["bfloat16"] == pytest.approx(accuracy["float32"], abs=2.5)
+    assert accuracy["bfloat16"] == pytest.approx(accuracy["float32"], abs=band)
