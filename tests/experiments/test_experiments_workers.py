@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,10 @@ ROWS = ("st-wd0.01", "st-emr", "at-wd0.01", "at-emr")
 class Crew:
     """Tasks whose processes pretend."""
 
-    def __init__(self, out):
+    def __init__(self, out, name="table1", rows=ROWS):
         self.out, self.said, self.told = out, io.StringIO(), {}
-        table = find_table("table1")
-        self.tasks = [Task(job) for job in jobs(table, choose_rows(table, ROWS), [0], out, is_quick=True)]
+        table = find_table(name)
+        self.tasks = [Task(job) for job in jobs(table, choose_rows(table, rows), [0], out, is_quick=True)]
 
     def describe(self, tasks, lanes):
         names = [task.job.row.recipe.name.split("/")[1] for task in tasks]
@@ -83,6 +82,30 @@ def test_never_more_than_so_many_at_a_time(crew):
     for line in crew.journal:
         running += 1 if line.startswith("begins") else -1
         assert running <= 2
+
+
+SHARING = ("at-wd0.0005", "at-emr", "at-wd0.0005-averaged", "at-emr-averaged")
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_jobs_that_share_a_run_are_done_one_after_the_other(tmp_path, monkeypatch, lanes):
+    monkeypatch.setattr(worker_module, "PROGRAM", (str(PRETENDING),))
+    crew = Crew(tmp_path, "resnet18-emr", SHARING)
+    assert crew.work(workers=4, lanes=lanes) == []
+    assert crew.done == list(SHARING)
+    under_way = set()
+    for line in crew.journal:
+        what, name, _ = line.split()
+        run = name.removesuffix("-averaged")
+        assert (run in under_way) == (what == "ends")
+        under_way ^= {run}
+
+
+def test_of_jobs_that_share_a_run_the_second_has_its_turn_after_a_crash_of_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_module, "PROGRAM", (str(PRETENDING),))
+    crew = Crew(tmp_path, "resnet18-emr", SHARING)
+    assert [failure.label for failure in crew.work(workers=4, at_emr="crash")] == ["cifar-resnet18/at-emr, seed 0"]
+    assert crew.done == ["at-wd0.0005", "at-wd0.0005-averaged", "at-emr-averaged"]
 
 
 def test_crashes_do_not_stop_the_others(crew):
@@ -193,12 +216,13 @@ def test_a_lane_that_crashed_has_failed_though_the_process_was_killed_at_the_dea
     ],
 )
 def test_a_process_gets_the_share_of_its_lanes(workers, large, small, groups):
-    waiting, found, free = deque(range(small)), [], workers - large
+    waiting, found, free = list(range(small)), [], workers - large
     while waiting and free:
         group, lanes = _next_group(waiting, lambda task: 8, free, workers - sum(n for _, n in found if n > 1))
         found.append((len(group), lanes))
         free -= lanes
-        assert not set(group) & set(waiting)
+        assert len(set(group)) == len(group)
+        waiting = [task for task in waiting if task not in group]
     assert found == groups
 
 

@@ -42,7 +42,7 @@ def test_mnist_protocol(name):
 def test_cifar_cnn_protocol(name):
     config = RECIPES[name].config
     assert (config.epochs, config.batch_size) == (100, 100)
-    assert config.model == CNNConfig()
+    assert config.model == CNNConfig(init="he")
     assert (config.data.name, config.data.augmentation, config.data.held_out) == ("cifar10", "crop-flip", 0)
     assert (config.optimizer.lr, config.optimizer.momentum) == (0.01, 0.9)
     assert config.optimizer.schedule == Steps(milestones=(75, 90), factor=0.1)
@@ -75,9 +75,20 @@ def test_large_networks_protocol(name):
 @pytest.mark.parametrize("name", ["cifar-resnet18/at-wd0.0005", "cifar-resnet18/at-emr"])
 def test_averaged_rows_differ_in_the_averaging_alone(name):
     plain, averaged = RECIPES[name].config, RECIPES[f"{name}-averaged"].config
-    assert plain.averaging is None
+    assert plain.averaging == AveragingConfig(decay=0.999, beside=True)
     assert averaged.averaging == AveragingConfig(decay=0.999)
-    assert replace(averaged, name=plain.name, averaging=None) == plain
+    assert replace(averaged, name=plain.name, averaging=plain.averaging) == plain
+    assert RECIPES[f"{name}-averaged"].kept_by == name
+
+
+def test_whose_weights_another_run_keeps_has_one_that_keeps_them():
+    kept = [recipe for recipe in RECIPES.values() if recipe.kept_by]
+    assert kept
+    for recipe in kept:
+        config = RECIPES[recipe.kept_by].config
+        assert recipe.config.averaging is not None
+        assert config.averaging == replace(recipe.config.averaging, beside=True)
+        assert not RECIPES[recipe.kept_by].kept_by
 
 
 def test_the_table_at_the_same_weight_decay():

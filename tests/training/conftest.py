@@ -50,7 +50,8 @@ class Left:
     """What a run left in its folder, without the times."""
 
     def __init__(self, folder: Path) -> None:
-        names = [name for name in ("last.safetensors", "best.safetensors") if (folder / name).exists()]
+        weights = ("last.safetensors", "best.safetensors")
+        names = [name for name in (*weights, *(f"averaged/{name}" for name in weights)) if (folder / name).exists()]
         self.files = sorted(path.name for path in folder.iterdir())
         self.tensors: dict[str, dict[str, Tensor]] = {name: load_file(folder / name) for name in names}
         self.metrics = [

@@ -15,7 +15,7 @@ from widemargin.objectives import Adversarial, Lbgat
 from widemargin.training import Moment, train_step
 from widemargin.training.averaging import make_average, update_average
 from widemargin.training.setup import make_batches, make_state
-from widemargin.training.state import TrainState
+from widemargin.training.state import Best, TrainState
 
 ATTACK = PGD(eps=0.1, step_size=0.05, steps=2, random_start="gaussian")
 
@@ -170,6 +170,7 @@ def test_layers_of_the_users_own_that_project_are_not_called() -> None:
 RUNS: dict[str, RunConfig] = {
     "plain": run_of(averaging=None),
     "averaged": run_of(),
+    "averaged beside": run_of(averaging=AveragingConfig(decay=0.9, beside=True)),
     "averaged, large margin, stochastic": run_of(
         objective=Adversarial(attack=ATTACK),
         head=LargeMargin(margin=2, annealing=GeometricAnnealing(start=2.0, factor=0.5)),
@@ -229,6 +230,10 @@ def test_what_is_put_away_beside_the_judged_weights() -> None:
     train_steps(config, state, 1)
     groups = {key.split("/")[0] for key in state.tensors()}
     assert groups == {"sums", "momentum", "model", "teacher"}
+    beside = make_state(RUNS["averaged beside"], tiny_set())
+    assert beside.judged is beside.nets.model
+    assert beside.beside is beside.average
+    assert {key.split("/")[0] for key in beside.tensors()} == {"average"}
     plain = make_state(RUNS["plain"], tiny_set())
     assert plain.tensors() == {}  # nothing trained yet, and the model itself is the checkpoint's
     train_steps(RUNS["plain"], plain, 1)
@@ -237,9 +242,9 @@ def test_what_is_put_away_beside_the_judged_weights() -> None:
 
 def test_the_best_score_comes_back() -> None:
     state, again = (make_state(RUNS["plain"], tiny_set()) for _ in range(2))
-    state.best_score, state.best_epoch = 51.25, 7
+    state.best, state.best_beside = Best(score=51.25, epoch=7), Best(score=53.5, epoch=8)
     again.restore(copied(state.tensors()), epoch=9, step=3)
-    assert (again.best_score, again.best_epoch, again.epoch, again.step) == (51.25, 7, 9, 3)
+    assert (again.best, again.best_beside, again.epoch, again.step) == (state.best, state.best_beside, 9, 3)
     fresh = make_state(RUNS["plain"], tiny_set())
     fresh.restore({}, epoch=0, step=0)
-    assert (fresh.best_score, fresh.best_epoch) == (None, None)
+    assert (fresh.best, fresh.best_beside) == (None, None)

@@ -22,6 +22,7 @@ METHODS = {
     "st-stochastic-every-3": ('emr={kind="stochastic", weight=0.1, every=3}', "data.augmentation=crop-flip"),
     "at-margins": (f'objective={{kind="adversarial", {ATTACK}}}', 'watch.margins=["train", "test"]'),
     "trades-averaged": (f'objective={{kind="trades", beta=3.0, {KL_ATTACK}}}', "averaging={decay=0.9}"),
+    "averaged-beside": (f'objective={{kind="adversarial", {ATTACK}}}', "averaging={decay=0.9, beside=true}"),
     "mart": (f'objective={{kind="mart", {ATTACK}}}',),
     "mail": (f'objective={{kind="mail", over="at", slope=10.0, bias=-0.5, burn_in=1, {ATTACK}}}',),
     "lbgat": (f'objective={{kind="lbgat", {KL_ATTACK}}}', TEACHER),

@@ -302,9 +302,10 @@ def test_a_checkpoint_of_another_format_is_no_damage(tiny, tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_checkpoint_of_another_method_is_refused(tiny, tmp_path):
+@pytest.mark.parametrize("averaging", ["averaging={decay=0.9}", "averaging={decay=0.9, beside=true}"])
+def test_a_checkpoint_of_another_method_is_refused(averaging, tiny, tmp_path):
     train(tiny("epochs=1"), out=tmp_path / "plain")
-    config = tiny("epochs=2", "averaging={decay=0.9}")
+    config = tiny("epochs=2", averaging)
     train(config, out=tmp_path / "run")
     (tmp_path / "run" / "last.safetensors").write_bytes((tmp_path / "plain" / "last.safetensors").read_bytes())
     with pytest.raises(InputError, match=r"last.safetensors does not fit this run: .* a checkpoint of another run\?"):

@@ -144,10 +144,11 @@ def test_a_model_that_classifies_nothing_correctly_has_no_margin(tiny, tmp_path,
 
 
 def test_many_images_are_measured_at_once_where_they_and_the_network_are_small(tiny):
-    digits, pixels = (
+    digits, pixels, large = (
         ImageSet(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64), num_classes=10, name="one")
-        for shape in ((1, 28, 28), (3, 32, 32))
+        for shape in ((1, 28, 28), (3, 32, 32), (3, 64, 64))
     )
-    assert watch_module.batch_size(tiny(), digits) == watch_module.LIGHT_BATCH
-    assert watch_module.batch_size(tiny(), pixels) == watch_module.BATCH
-    assert watch_module.batch_size(tiny('model={kind="cnn"}'), digits) == watch_module.BATCH
+    mlp, cnn, resnet = tiny(), tiny('model={kind="cnn"}'), tiny('model={kind="resnet18"}')
+    assert [watch_module.batch_size(mlp, data) for data in (digits, pixels)] == [2500, 500]
+    assert [watch_module.batch_size(cnn, data) for data in (pixels, large)] == [1000, 500]
+    assert watch_module.batch_size(resnet, digits) == 500

@@ -107,9 +107,14 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AveragingConfig:
-    """Weight averaging (EMA): the averaged weights are what is validated, kept and judged."""
+    """Weight averaging (EMA): the averaged weights are what is validated, kept and judged.
+
+    With ``beside`` the trained weights are, as without averaging; the averaged ones are validated too, choose their own
+    best epoch, and are kept in the run's folder ``averaged``. One run then gives both arms of a comparison.
+    """
 
     decay: float = 0.999
+    beside: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:

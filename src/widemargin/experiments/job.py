@@ -1,6 +1,7 @@
 """A job: one row of a table with one seed, in a folder of its own, ``OUT/<recipe>/seed-<n>``.
 
-The run is inside, and ``result.json`` when it is judged. Tables that share a row share its folder.
+The run is inside, and ``result.json`` when it is judged. Tables that share a row share its folder. A row whose weights
+another row's run keeps beside its own (``Recipe.kept_by``) is trained there (``kept``).
 """
 
 import json
@@ -13,10 +14,11 @@ from widemargin.config import RunConfig
 from widemargin.errors import InputError
 from widemargin.experiments.quick import quick
 from widemargin.models import CNNConfig, MLPConfig
+from widemargin.recipes import Recipe, find_recipe
 from widemargin.recipes.tables import Row, Table
 
 SMALL = (MLPConfig, CNNConfig)
-RESULT, REPORT = "result.json", "report.json"
+RUN, RESULT, REPORT = "run", "result.json", "report.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,9 @@ class Job:
     row: Row
     seed: int
     folder: Path
+    trained: Recipe
+    """What its weights come from: the row's recipe, or the one whose run keeps them."""
+    trained_in: Path
     quick: bool
     margins: bool
     """Whether the table reports margins."""
@@ -38,8 +43,16 @@ class Job:
 
     @property
     def config(self) -> RunConfig:
+        """What the row stands for."""
+        return self._with_seed(self.row.recipe)
+
+    @property
+    def trained_config(self) -> RunConfig:
         """What is trained."""
-        config = replace(self.row.recipe.config, seed=self.seed)
+        return self._with_seed(self.trained)
+
+    def _with_seed(self, recipe: Recipe) -> RunConfig:
+        config = replace(recipe.config, seed=self.seed)
         return quick(config) if self.quick else config
 
     @property
@@ -94,10 +107,20 @@ def jobs(table: Table, rows: Sequence[Row], seeds: Sequence[int], out: Path, *, 
             table=table.name,
             row=row,
             seed=seed,
-            folder=out / row.recipe.name.replace("/", "-") / f"seed-{seed}",
+            folder=_folder(out, row.recipe, seed),
+            trained=trained,
+            trained_in=_folder(out, trained, seed) / RUN,
             quick=is_quick,
             margins=margins,
         )
-        for row in rows
+        for row, trained in ((row, _trained(row.recipe)) for row in rows)
         for seed in seeds
     ]
+
+
+def _trained(recipe: Recipe) -> Recipe:
+    return find_recipe(recipe.kept_by) if recipe.kept_by else recipe
+
+
+def _folder(out: Path, recipe: Recipe, seed: int) -> Path:
+    return out / recipe.name.replace("/", "-") / f"seed-{seed}"

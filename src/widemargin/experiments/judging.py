@@ -20,7 +20,7 @@ from widemargin.evaluation import Report, Target, evaluate, load_target, measure
 from widemargin.evaluation.margins import MeasuredMargins
 from widemargin.evaluation.subject import subject_of
 from widemargin.experiments.hardware import hardware_name
-from widemargin.experiments.job import RESULT, Job
+from widemargin.experiments.job import RESULT, RUN, Job
 from widemargin.experiments.judgments import Judgment, judgment_of
 from widemargin.experiments.quick import ATTACK_STEPS
 from widemargin.files import write_text_whole
@@ -51,6 +51,7 @@ def judge(job: Job, run: RunResult, *, data_dir: str | None, device: torch.devic
         "accuracy": accuracy,
         **{name: asdict(margins.over_correct()) for name, margins in measured.items()},
         "histograms": {name: asdict(_counted(margins)) for name, margins in measured.items()},
+        "trained_as": job.trained.name,
         "weights": target.description.which,
         "selection": target.description.selection,
         "epoch": target.description.epoch,
@@ -119,7 +120,7 @@ def judge_with(job: Job, name: str, *, data_dir: str | None, device: torch.devic
     """Judge a finished job once more; the evaluation is in the folder of that name."""
     config = job.config
     plan = judgment_of(job.row.recipe.config, name)
-    target = load_target(job.folder / "run")
+    target = load_target(job.folder / RUN)
     test = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=device).test
     model = target.model.to(device)
     _evaluated(job, name, plan, model, test, target, limit=plan.limit, distance=plan.distance)

@@ -7,6 +7,7 @@ from rich.console import Console
 from widemargin.engine.turns import calling_networks
 from widemargin.experiments.job import Job
 from widemargin.experiments.judging import judge, judge_with
+from widemargin.experiments.kept import weights_of
 from widemargin.training import Stop, train
 from widemargin.training.setup import choose_device
 
@@ -50,8 +51,8 @@ def perform(task: Task, means: Means, *, max_seconds: float, console: Console, s
         judge_with(job, task.judgment, data_dir=means.data_dir, device=choose_device(means.device))
         return
     run = train(
-        job.config,
-        out=job.folder / "run",
+        job.trained_config,
+        out=job.trained_in,
         data_dir=means.data_dir,
         device=means.device,
         max_seconds=max_seconds,
@@ -62,4 +63,4 @@ def perform(task: Task, means: Means, *, max_seconds: float, console: Console, s
     if run.finished and (stop is None or stop.asked is None):
         device = choose_device(means.device)
         with calling_networks():
-            judge(job, run, data_dir=means.data_dir, device=device, workers=means.workers)
+            judge(job, weights_of(job, run), data_dir=means.data_dir, device=device, workers=means.workers)

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from rich.console import Console
@@ -50,8 +50,10 @@ def work_together(
                     waiting.clear()
                     for worker in running:
                         worker.ask_to_stop()
-                while waiting and (free := workers - _busy(running)) > 0:
-                    group, count = _next_group(waiting, lanes, free, workers - _shared(running))
+                while (ready := _ready(waiting, running)) and (free := workers - _busy(running)) > 0:
+                    group, count = _next_group(ready, lanes, free, workers - _shared(running))
+                    for task in group:
+                        waiting.remove(task)
                     if len(group) == 1:
                         _say(console, f"{group[0].label}: begins; {len(waiting)} wait")
                     else:
@@ -81,20 +83,33 @@ def _shared(running: Sequence[Worker]) -> int:
     return sum(worker.lanes for worker in running if worker.lanes > 1)
 
 
-def _next_group(waiting: deque[Task], lanes: Callable[[Task], int], free: int, capacity: int) -> tuple[list[Task], int]:
-    """The tasks of the next process, taken from those that wait, and its lanes.
+def _ready(waiting: Iterable[Task], running: Sequence[Worker]) -> list[Task]:
+    """Those that could begin: of the jobs that share a run, one at a time."""
+    taken = {task.job.trained_in for worker in running for task in worker.tasks if task.judgment is None}
+    ready = []
+    for task in waiting:
+        if task.judgment is not None:
+            ready.append(task)
+        elif task.job.trained_in not in taken:
+            ready.append(task)
+            taken.add(task.job.trained_in)
+    return ready
+
+
+def _next_group(
+    ready: Sequence[Task], lanes: Callable[[Task], int], free: int, capacity: int
+) -> tuple[list[Task], int]:
+    """The tasks of the next process, and its lanes.
 
     A task that shares no process is alone. Of those that do, a process gets the share that its lanes are of the
     ``capacity``, which is all workers but the lanes of other such processes; long ones and short ones.
     """
-    count = min(lanes(waiting[0]), free)
+    count = min(lanes(ready[0]), free)
     if count == 1:
-        return [waiting.popleft()], 1
-    sharing = [task for task in waiting if lanes(task) >= count]
+        return [ready[0]], 1
+    sharing = [task for task in ready if lanes(task) >= count]
     share = math.ceil(len(sharing) * count / capacity)
     group = [sharing[number * len(sharing) // share] for number in range(share)]
-    for task in group:
-        waiting.remove(task)
     return group, min(count, len(group))
 
 

@@ -13,6 +13,8 @@ class Recipe:
     config: RunConfig
     published: Published | None = None
     note: str = ""
+    kept_by: str = ""
+    """The recipe whose run keeps these weights beside its own; a table trains that one for both."""
 
     @property
     def name(self) -> str:

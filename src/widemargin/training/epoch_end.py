@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from torch import nn
+
 from widemargin.engine.turns import calling_networks
 from widemargin.errors import WidemarginWarning
 from widemargin.training.alarms import new_alarms
@@ -14,12 +16,12 @@ from widemargin.training.epoch_metrics import training_metrics
 from widemargin.training.log import Line, append_line, read_metrics
 from widemargin.training.progress import TrainingDisplay
 from widemargin.training.refusal import check_finite, refuse_not_finite
-from widemargin.training.run_checkpoint import save, save_at_epoch_end, save_in_mid_epoch
-from widemargin.training.selection import note_score
+from widemargin.training.run_checkpoint import save, save_at_epoch_end, save_beside, save_in_mid_epoch
+from widemargin.training.selection import better
 from widemargin.training.signals import StopNowError
 from widemargin.training.state import TrainState
 from widemargin.training.underway import Run
-from widemargin.training.watch import watch
+from widemargin.training.watch import Metrics, watch
 
 
 def finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, began: float) -> None:
@@ -31,14 +33,19 @@ def finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, began
     rate = config.optimizer.schedule(run.moment(state.epoch, state.step - 1).passed)
     line = training_metrics(state) | {"seconds": round(time.monotonic() - began, 3), "lr": config.optimizer.lr * rate}
     try:
-        line |= _watched(state, run, display)
+        measured, beside = _watched(state, run, display)
     except StopNowError:
         save_in_mid_epoch(state, run)  # every step of the epoch is done; what was measured will be measured again
         return
+    line |= measured | {f"averaged_{name}": value for name, value in beside.items()}
     state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
-    scores = {key: value for key, value in line.items() if key.startswith(("validation_", "test_"))}
-    if note_score(state, line):
+    scores = _scores(measured)
+    if best := better(state.best, measured, state.epoch):
+        state.best = best
         save(state, run, "best", scores)
+    if best := better(state.best_beside, beside, state.epoch):
+        state.best_beside = best
+        save_beside(state, run, "best", _scores(beside))
     with run.group.agreeing():
         if run.group.first:
             _note(run, line)  # before the checkpoint: a crash between the two repeats the epoch and its line
@@ -46,17 +53,26 @@ def finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, began
     display.epoch_line(line, config.epochs)
 
 
-def _watched(state: TrainState, run: Run, display: TrainingDisplay) -> Line:
-    """What the epoch that was trained last is measured for; a signal need not wait for it."""
+def _scores(measured: Metrics) -> Metrics:
+    return {key: value for key, value in measured.items() if key.startswith(("validation_", "test_"))}
+
+
+def _watched(state: TrainState, run: Run, display: TrainingDisplay) -> tuple[Metrics, Metrics]:
+    """The measurements after the epoch that was trained last, and those of weights beside; a signal need not wait."""
     config, epoch = run.config, state.epoch + 1
     if epoch % config.watch.every and epoch != config.epochs:
-        return {}
+        return {}, {}
     display.busy("measuring")
     began = time.monotonic()
     with calling_networks(), _interruptible(state, run):
-        nets, tf32 = replace(state.nets, model=state.judged), run.plan.reduced is not None
-        measured = watch(nets, config, run.splits, epoch=epoch, group=run.group, tf32=tf32)
-    return measured | {"watch_seconds": round(time.monotonic() - began, 3)}
+        measured = _measure(state.judged, state, run, epoch)
+        beside = {} if state.beside is None else _measure(state.beside, state, run, epoch)
+    return measured | {"watch_seconds": round(time.monotonic() - began, 3)}, beside
+
+
+def _measure(model: nn.Module, state: TrainState, run: Run, epoch: int) -> Metrics:
+    nets, tf32 = replace(state.nets, model=model), run.plan.reduced is not None
+    return watch(nets, run.config, run.splits, epoch=epoch, group=run.group, tf32=tf32)
 
 
 @contextmanager
@@ -65,7 +81,8 @@ def _interruptible(state: TrainState, run: Run) -> Iterator[None]:
     if run.group.count > 1:  # the others would wait for one that stopped
         yield
         return
-    buffers = [buffer for net in {*state.nets.all().values(), state.judged} for buffer in net.buffers()]
+    networks = {*state.nets.all().values(), state.judged} | ({state.beside} if state.beside is not None else set())
+    buffers = [buffer for net in networks for buffer in net.buffers()]
     kept = [buffer.clone() for buffer in buffers]
     try:
         with run.stop.at_once():

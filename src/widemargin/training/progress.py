@@ -56,6 +56,7 @@ _SHOWN = {
     "train_accuracy": "train {:.1f}%",
     "validation_clean": "val clean {:.2f}%",
     "validation_robust": "val attacked {:.2f}%",
+    "averaged_validation_robust": "averaged {:.2f}%",
     "test_clean": "clean {:.2f}%",
     "test_robust": "attacked {:.2f}%",
     "test_margin_mean": "margin {:.3f}",

@@ -1,5 +1,8 @@
 """The checkpoints of a run: written at the end of an epoch and in the middle of one, read when the run goes on.
 
+Averaged weights that are judged beside the trained ones have checkpoints of their own in the folder ``averaged``; what
+resuming needs of them is in the run's own.
+
 A checkpoint also says what ``config.toml`` does not: the versions and the engine that trained, and any option that
 changes the numbers, where it is not the default.
 """
@@ -22,12 +25,16 @@ from widemargin.checkpoints import (
 )
 from widemargin.config_files import to_dict
 from widemargin.evaluation.target import BEST, LAST
+from widemargin.files import make_folder
 from widemargin.training.log import keep_until
 from widemargin.training.refusal import check_finite, refuse_not_finite
 from widemargin.training.selection import describe_selection
 from widemargin.training.state import TrainState
 from widemargin.training.sync_batch_norm import has_own_statistics
 from widemargin.training.underway import Run
+
+AVERAGED = "averaged"
+"""The folder, in that of the run, of averaged weights that are judged beside the trained ones."""
 
 
 def resume(state: TrainState, folder: Path) -> None:
@@ -63,10 +70,38 @@ def save_the_rest(state: TrainState, run: Run) -> None:
 
 def save(state: TrainState, run: Run, which: Which, scores: dict[str, float]) -> None:
     """Write that checkpoint; the first process does it for all."""
+    training = {} if which == "best" else state.tensors()
+    name, previous = (BEST, None) if which == "best" else (LAST, run.folder / PREVIOUS)
+    description = _describe(state, run, which, scores, averaged=state.judged is state.average)
+    checkpoint = Checkpoint(dict(state.judged.state_dict()), training, description)
+    if which == "last":
+        save_beside(state, run, "last", {})  # first: a crash between the two writes both again
+    with run.group.agreeing():
+        if run.group.first:
+            save_checkpoint(run.folder / name, checkpoint, previous)
+    if which == "last":
+        state.saved_at, state.unsaved = time.monotonic(), None
+
+
+def save_beside(state: TrainState, run: Run, which: Which, scores: dict[str, float]) -> None:
+    """Write the weights that are judged beside the model's, where there are any; for judging alone."""
+    if state.beside is None:
+        return
+    description = _describe(state, run, which, scores, averaged=True)
+    with run.group.agreeing():
+        if run.group.first:
+            folder = make_folder(run.folder / AVERAGED)
+            save_checkpoint(
+                folder / (BEST if which == "best" else LAST),
+                Checkpoint(dict(state.beside.state_dict()), {}, description),
+            )
+
+
+def _describe(state: TrainState, run: Run, which: Which, scores: dict[str, float], *, averaged: bool) -> Description:
     train = run.splits.train
-    description = Description(
+    return Description(
         which=which,
-        selection=describe_selection(run.config, which),
+        selection=describe_selection(run.config, which, averaged=averaged),
         config=to_dict(run.config),
         image_shape=train.image_shape,
         num_classes=train.num_classes,
@@ -75,14 +110,6 @@ def save(state: TrainState, run: Run, which: Which, scores: dict[str, float]) ->
         scores=scores,
         versions=_versions(state, run),
     )
-    training = {} if which == "best" else state.tensors()
-    name, previous = (BEST, None) if which == "best" else (LAST, run.folder / PREVIOUS)
-    checkpoint = Checkpoint(dict(state.judged.state_dict()), training, description)
-    with run.group.agreeing():
-        if run.group.first:
-            save_checkpoint(run.folder / name, checkpoint, previous)
-    if which == "last":
-        state.saved_at, state.unsaved = time.monotonic(), None
 
 
 def _versions(state: TrainState, run: Run) -> dict[str, str]:

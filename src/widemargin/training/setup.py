@@ -83,5 +83,8 @@ def make_state(config: RunConfig, train: ImageSet) -> TrainState:
         seed = randomness.derived_seed(config.seed, "teacher")
         teacher = build_model(config.teacher, **sizes, seed=seed).to(train.device).train()
     nets = Nets(model=model.train(), teacher=teacher)
-    average = None if config.averaging is None else make_average(model)
-    return TrainState(nets=nets, optimizer=make_optimizer(nets, config.optimizer), average=average)
+    averaging, optimizer = config.averaging, make_optimizer(nets, config.optimizer)
+    if averaging is None:
+        return TrainState(nets=nets, optimizer=optimizer)
+    counts = not averaging.beside
+    return TrainState(nets=nets, optimizer=optimizer, average=make_average(model), average_counts=counts)

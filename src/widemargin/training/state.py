@@ -14,6 +14,14 @@ from widemargin.types import Nets
 Tensors = dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Best:
+    """The epoch that did best on the validation split so far."""
+
+    score: float
+    epoch: int
+
+
 @dataclass
 class TrainState:
     """Everything a resumed run needs; see ``tensors`` and ``restore``."""
@@ -22,14 +30,16 @@ class TrainState:
     optimizer: torch.optim.SGD
     average: nn.Module | None = None
     """The averaged copy of the model, where weights are averaged."""
+    average_counts: bool = True
+    """Whether that copy is judged in the model's place; else it is judged beside it."""
     epoch: int = 0
     """Epochs finished."""
     step: int = 0
     """Steps done in the epoch under way."""
     sums: Tensors = field(default_factory=dict)
     """Per-sample sums over the epoch under way, on the device: reading them is the only time training waits."""
-    best_score: float | None = None
-    best_epoch: int | None = None
+    best: Best | None = None
+    best_beside: Best | None = None
     guard: Guard | None = None
     """What looks for values that are not finite; no part of what a resumed run needs."""
     saved_at: float = -math.inf
@@ -39,8 +49,13 @@ class TrainState:
 
     @property
     def judged(self) -> nn.Module:
-        """The model that is validated, kept and judged: the averaged one where there is one."""
-        return self.nets.model if self.average is None else self.average
+        """The model that is validated, kept and judged: the averaged one where there is one, and it counts."""
+        return self.nets.model if self.average is None or not self.average_counts else self.average
+
+    @property
+    def beside(self) -> nn.Module | None:
+        """The averaged copy, where it is judged beside the model."""
+        return None if self.average_counts else self.average
 
     def add(self, values: Tensors) -> None:
         """Add per-sample values (B,) to the sums."""
@@ -76,8 +91,9 @@ class TrainState:
                 stored[f"momentum/{name}"] = momentum
         for name, net in self._unjudged().items():
             stored |= {f"{name}/{key}": value for key, value in net.state_dict().items()}
-        if self.best_score is not None and self.best_epoch is not None:
-            stored["best"] = torch.tensor([self.best_score, self.best_epoch], dtype=torch.float64)
+        for name, best in (("best", self.best), ("best_beside", self.best_beside)):
+            if best is not None:
+                stored[name] = torch.tensor([best.score, best.epoch], dtype=torch.float64)
         return stored
 
     def restore(self, stored: Tensors, *, epoch: int, step: int) -> None:
@@ -91,8 +107,7 @@ class TrainState:
                 self.optimizer.state[parameter]["momentum_buffer"] = momenta[name].to(device)
         for name, net in self._unjudged().items():
             net.load_state_dict(_below(name, stored))
-        if "best" in stored:
-            self.best_score, self.best_epoch = float(stored["best"][0]), int(stored["best"][1])
+        self.best, self.best_beside = (_best(stored.get(name)) for name in ("best", "best_beside"))
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for net_name, net in self.nets.all().items():
@@ -100,8 +115,13 @@ class TrainState:
                 yield f"{net_name}/{name}", parameter
 
     def _unjudged(self) -> dict[str, nn.Module]:
-        """The networks whose weights are not the checkpoint's own: a teacher, and the model under an average."""
-        return {name: net for name, net in self.nets.all().items() if net is not self.judged}
+        """The networks whose weights are not the checkpoint's own: a teacher, the model under an average, or that."""
+        networks = self.nets.all() | ({} if self.average is None else {"average": self.average})
+        return {name: net for name, net in networks.items() if net is not self.judged}
+
+
+def _best(stored: Tensor | None) -> Best | None:
+    return None if stored is None else Best(score=float(stored[0]), epoch=int(stored[1]))
 
 
 def _below(prefix: str, stored: Tensors) -> Tensors:

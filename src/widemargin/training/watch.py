@@ -13,17 +13,19 @@ from widemargin.data import ImageSet, as_floats, in_order
 from widemargin.evaluation.accuracy import ALONE, percent, verdicts
 from widemargin.evaluation.margins import MeasuredMargins, measure_margins
 from widemargin.evaluation.processes import Processes
-from widemargin.models import MLPConfig
+from widemargin.models import CNNConfig, MLPConfig
 from widemargin.modes import copied_buffers, with_buffers
 from widemargin.precision import full_float32
 from widemargin.training.setup import Splits, make_augmentation
 from widemargin.types import Nets
 
 Metrics = dict[str, float]
-BATCH, LIGHT_BATCH = 500, 2500
-"""Images measured at once; more where network and images are small, so that a GPU does not wait for launches."""
-LIGHT_IMAGE = 1024
-"""Numbers in an image that is small."""
+MEASURED = ("validation_", "test_", "train_margin_")
+"""What the names of measurements begin with."""
+BATCH = 500
+"""Images measured at once."""
+LIGHT: dict[type, tuple[int, int]] = {MLPConfig: (1024, 2500), CNNConfig: (3072, 1000)}
+"""Small networks: up to so many numbers in an image, so many images at once. A GPU would wait for launches."""
 
 
 def watch(
@@ -52,8 +54,8 @@ def watch(
 
 def batch_size(config: RunConfig, data: ImageSet) -> int:
     """So many images are measured at once."""
-    light = isinstance(config.model, MLPConfig) and math.prod(data.image_shape) <= LIGHT_IMAGE
-    return LIGHT_BATCH if light else BATCH
+    numbers, more = LIGHT.get(type(config.model), (0, BATCH))
+    return more if math.prod(data.image_shape) <= numbers else BATCH
 
 
 def _accuracies(
