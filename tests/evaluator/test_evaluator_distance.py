@@ -9,7 +9,7 @@ from small_networks import Rough, pictures, taught_conv
 from torch import nn
 
 import widemargin
-from widemargin.evaluation.distance import rank_correlation
+from widemargin.ranks import rank_correlation
 
 OVERSHOOT = 1.07  # FAB steps 5% beyond the boundary it projects to
 

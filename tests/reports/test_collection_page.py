@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from job_folders import write_job
 
@@ -164,3 +165,45 @@ def test_pictures_name_recipes_that_exist():
 def test_jobs_are_in_order_of_seed(into):
     jobs = by_recipe(read_tree(into))
     assert [job.seed for job in jobs["mnist-mlp/st-emr"]] == [0, 1, 2]
+
+
+class TestMarginsAndDistances:
+    """Below a table, of the rows whose distances were measured."""
+
+    def small(self, tmp_path) -> str:
+        collect([tmp_path / "runs"], tmp_path / "results")
+        generate(tmp_path / "results", [table for table in paper_tables() if table.name in ("table1", "table2")])
+        page = (tmp_path / "results" / "README.md").read_text()
+        return page.partition("### Margins and distances (first 1,000)\n")[2].partition("## Table 2")[0]
+
+    def test_medians_by_hand_and_their_order_across_the_rows(self, tmp_path):
+        margins = {"mnist-mlp/st-emr": 2.0, "mnist-mlp/at-emr": 3.0, "mnist-mlp/st-wd0.01": 1.0}
+        for recipe, margin in margins.items():
+            write_job(tmp_path / "runs", recipe, margin=margin, later=("distance",))
+        write_job(tmp_path / "runs", "mnist-mlp/st-emr", 1, later=("distance",))
+        write_job(tmp_path / "runs", "mnist-mlp/at-wd0.01")
+        rows = [line.strip("| ").split(" | ") for line in self.small(tmp_path).splitlines() if line.startswith("|")]
+        assert [row[:3] for row in rows[2:]] == [
+            ["st-wd0.01", "1", "1000"],
+            ["st-emr", "2", "1000"],
+            ["at-emr", "1", "1000"],
+        ]
+        assert {row[-1] for row in rows[2:]} == {"0.912"}
+        for recipe, row in zip(("st-wd0.01", "st-emr", "at-emr"), rows[2:], strict=True):
+            pairs = [
+                json.loads(path.read_text())["pairs"]
+                for path in sorted((tmp_path / "results" / "rows" / f"mnist-mlp-{recipe}").glob("*/distance.json"))
+            ]
+            medians = np.median(np.array(pairs), axis=1).mean(axis=0)
+            assert [float(cell) for cell in row[3:5]] == pytest.approx(medians, abs=5e-4)
+        assert "Across these 3 rows, the medians have the rank correlation 1.00." in self.small(tmp_path)
+
+    def test_of_two_rows_nothing_is_said_across_them(self, tmp_path):
+        for recipe in ("mnist-mlp/st-emr", "mnist-mlp/at-emr"):
+            write_job(tmp_path / "runs", recipe, later=("distance",))
+        assert "the rank correlation of the two" in self.small(tmp_path)
+        assert "Across these" not in self.small(tmp_path)
+
+    def test_without_distances_there_is_no_such_table(self, tmp_path):
+        write_job(tmp_path / "runs", "mnist-mlp/st-emr")
+        assert self.small(tmp_path) == ""

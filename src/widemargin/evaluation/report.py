@@ -12,11 +12,11 @@ from torch import Tensor
 from widemargin.checkpoints import software_versions
 from widemargin.evaluation.accuracy import percent
 from widemargin.evaluation.alarms import Alarm
-from widemargin.evaluation.distance import rank_correlation
 from widemargin.evaluation.settings import EvaluationSettings, written
 from widemargin.evaluation.store import Store
 from widemargin.files import write_text_whole
 from widemargin.margins import summarize
+from widemargin.ranks import rank_correlation
 
 FORMAT = "widemargin-evaluation-1"
 IN_MEMORY = "tensors in memory"

@@ -6,6 +6,7 @@ from pathlib import Path
 from widemargin.reports.collection import layout
 from widemargin.reports.collection.autoattack_text import TITLE, autoattack_text
 from widemargin.reports.collection.circumstances import circumstances
+from widemargin.reports.collection.distance_text import distance_text
 from widemargin.reports.collection.paper import PaperRow, PaperTable
 from widemargin.reports.collection.table_text import (
     ABOVE,
@@ -79,8 +80,8 @@ def _section(table: PaperTable, jobs: Jobs, notes: Path) -> str:
     remarks = [f"- {plain(remark)}" for row in run for remark in _remarks(table, row, jobs[row.recipe])]
     if remarks:
         parts.append("\n".join(remarks) + "\n")
-    at_8_255 = autoattack_text(table, jobs)
-    return "\n".join([*parts, at_8_255] if at_8_255 else parts)
+    parts += [text for text in (autoattack_text(table, jobs), distance_text(table, jobs)) if text]
+    return "\n".join(parts)
 
 
 def _note(path: Path) -> str:
