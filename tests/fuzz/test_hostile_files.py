@@ -80,6 +80,13 @@ def test_class_numbers_for_which_no_network_could_be_built(tmp_path, labels, cla
         read_npz(tmp_path / "a.npz", "train")
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "a.safetensors"])
+def test_a_text_is_told_from_a_damaged_checkpoint(tmp_path, name):
+    path = written(tmp_path, name, b"These are notes about weights, and no weights.\n")
+    with pytest.raises(InputError, match="it does not begin as a safetensors file does, so it holds something else"):
+        load_checkpoint(path)
+
+
 @pytest.mark.parametrize("length", [2**27, 2**40, 2**63, 2**64 - 1])
 def test_a_safetensors_header_of_huge_size(tmp_path, length):
     path = written(tmp_path, "a.safetensors", struct.pack("<Q", length) + b"{}")

@@ -73,6 +73,8 @@ def read_header(stream: BinaryIO, path: Path) -> bytes:
         raise DamagedError(path, f"it has {size} bytes in all")
     length = header_length(start)
     if length > min(size - 8, _LONGEST_HEADER):
+        if stream.read(1) != b"{":
+            raise DamagedError(path, "it does not begin as a safetensors file does, so it holds something else")
         raise DamagedError(path, f"it claims a header of {length} bytes and has {size} bytes in all")
     return stream.read(length)
 
