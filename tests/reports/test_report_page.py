@@ -312,6 +312,18 @@ def test_without_its_configuration_nothing_is_compared(tmp_path):
         assert ("changed from the recipe: epochs=2." in text) is said
 
 
+@pytest.mark.parametrize(("data", "compared"), [("cifar10", True), ("svhn", False), ("cifar10-embedded", False)])
+def test_what_was_judged_on_other_images_than_its_recipe_is_not_compared(tmp_path, data, compared):
+    report = write_evaluation(tmp_path / "e", count=20)
+    report["config"] = to_dict(find_recipe("cifar-resnet18/at").config)
+    report["data"]["name"] = data
+    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    text = page_of(tmp_path)
+    why = f"it was judged on {data}, its recipe's data is cifar10, so it is not compared with the paper"
+    assert [number in text for number in ("paper 83.39", "paper 50.88")] == [compared] * 2
+    assert (why in html.unescape(text)) is not compared
+
+
 @pytest.mark.parametrize(
     ("data", "count", "said"), [("cifar10", 20, True), ("cifar10", 10_000, False), ("x", 20, False)]
 )

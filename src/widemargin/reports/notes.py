@@ -28,10 +28,20 @@ def notes_of_evaluation(evaluation: Evaluation, run: Run | None, reference: Refe
     if run is not None:
         notes += state(run)
     notes += _fewer_images(evaluation)
-    settings = settings_of(evaluation, run)
-    if reference is not None and not settings:
-        return [*notes, "its configuration is not known, so it is not compared with the paper"]
-    return notes + differences(settings, reference) + _other_size(evaluation, reference)
+    notes += differences(settings_of(evaluation, run), reference)
+    if reference is not None and (why := why_not_compared(evaluation, run, reference)):
+        return [*notes, f"{why}, so it is not compared with the paper"]
+    return notes + _other_size(evaluation, reference)
+
+
+def why_not_compared(evaluation: Evaluation, run: Run | None, reference: Reference) -> str:
+    """What makes the published numbers no comparison at all; empty where they are one."""
+    if not settings_of(evaluation, run):
+        return "its configuration is not known"
+    published = reference.settings.get("data", {}).get("name", "")
+    if evaluation.data and published and not evaluation.quick and evaluation.data != published:
+        return f"it was judged on {evaluation.data}, its recipe's data is {published}"
+    return ""
 
 
 def settings_of(evaluation: Evaluation, run: Run | None) -> Mapping[str, object]:

@@ -10,7 +10,7 @@ from widemargin.reports.inputs.labels import owner
 from widemargin.reports.inputs.run_folder import Run
 from widemargin.reports.inputs.search import Findings
 from widemargin.reports.measures import MARGIN, MARGIN_TRAIN, ROBUST, Measure, clean, in_order
-from widemargin.reports.notes import differences, notes_of_evaluation, settings_of, state
+from widemargin.reports.notes import differences, notes_of_evaluation, state, why_not_compared
 from widemargin.reports.reference import Reference
 
 References = Mapping[str, Reference]
@@ -61,7 +61,7 @@ def _table(data: str, rows: Sequence[Row]) -> Results:
 
 def _of_evaluation(evaluation: Evaluation, run: Run | None, references: References) -> Row:
     reference = references.get(evaluation.name or "")
-    compared = reference if settings_of(evaluation, run) else None
+    compared = None if reference is None or why_not_compared(evaluation, run, reference) else reference
     cells = {measure: _cell(measure, value, None, compared) for measure, value in _attacked(evaluation).items()}
     for key, attack in (("correct", MARGIN), ("train", MARGIN_TRAIN)):
         margins = evaluation.margins.get(key)
