@@ -29,6 +29,7 @@ from widemargin.engine import replayed as replayed_module
 from widemargin.engine.replayed import CALLS
 from widemargin.evaluation.accuracy import verdicts
 from widemargin.evaluation.margins import measure_margins
+from widemargin.evaluation.searched import searched
 from widemargin.models import CNNConfig
 from widemargin.precision import full_float32
 from widemargin.recipes import find_recipe
@@ -244,3 +245,13 @@ def test_a_short_run_in_bfloat16_learns_what_float32_learns(name: str, tmp_path:
         accuracy[plan.precision] = result.metrics[-1]["test_clean"]
     assert min(accuracy.values()) > 90
     assert accuracy["bfloat16"] == pytest.approx(accuracy["float32"], abs=band)
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet"])
+def test_a_search_with_tf32_runs_on_a_copy_with_channels_last(model: str) -> None:
+    network = trained(run_of(model, "st"), Plan(), model, count=1, device="cuda").nets.model.eval()
+    copied = searched(network, tf32=True)
+    assert copied is not network
+    x = torch.rand(4, *SHAPES[model], device="cuda")
+    with torch.no_grad(), full_float32():
+        torch.testing.assert_close(copied(x), network(x), rtol=1e-3, atol=1e-4)

@@ -6,7 +6,7 @@ the same images, without the launches.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from widemargin.attacks import FGSM, PGD
 from widemargin.data import ImageSet, in_order
 from widemargin.engine import Replayed
 from widemargin.evaluation.processes import Processes
+from widemargin.evaluation.searched import searched
 from widemargin.models import Classifier
 from widemargin.modes import evaluating
 from widemargin.precision import allowing_tf32, full_float32
@@ -24,8 +25,6 @@ from widemargin.types import Attack
 Advance = Callable[[int], None]
 OnBatch = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 """Of images, labels and random numbers."""
-Searching = Callable[[], AbstractContextManager[None]]
-"""The precision in which an attack searches."""
 ALONE = Processes()
 
 
@@ -56,7 +55,7 @@ def verdicts(
     With ``tf32`` the attack searches in TF32 on a GPU; what it finds is judged in float32 all the same.
     """
     parts: dict[int, Tensor] = {}
-    judge = _judge(model, attack, allowing_tf32 if tf32 else nullcontext)
+    judge = _judge(model, attack, tf32=tf32)
     with full_float32(), group.agreeing():
         for number, (x, y) in enumerate(in_order(data, batch_size)):
             if not group.mine(number):
@@ -68,14 +67,14 @@ def verdicts(
     return torch.cat(list(found.values()))
 
 
-def _judge(model: nn.Module, attack: Attack | None, searching: Searching) -> OnBatch:
+def _judge(model: nn.Module, attack: Attack | None, *, tf32: bool) -> OnBatch:
     """(x, y, generator) -> (B,) bool."""
     if attack is None:
         return lambda x, y, _: classified(model, x, y)
-    search = _search(model, attack)
+    search = _search(searched(model, tf32=tf32), attack)
 
     def judge(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-        with searching():
+        with allowing_tf32() if tf32 else nullcontext():
             moved = search(x, y, generator)
         return classified(model, moved, y)
 

@@ -40,13 +40,16 @@ def break_survivors(
     batch_size: int,
     tf32: bool = False,
 ) -> Iterator[Broken]:
-    """What a part breaks in each batch of survivors; called in float32, and with ``tf32`` it searches in TF32."""
+    """What a part breaks in each batch of survivors; called in float32, and with ``tf32`` it searches in TF32.
+
+    ``reference`` has the network that is searched on, the model or a copy; ``model`` judges what is found.
+    """
     with torch.no_grad():
         for positions in survivors.nonzero()[:, 0].split(batch_size):
             images, labels = x[positions].clone(), y[positions].clone()
             with allowing_tf32() if tf32 else nullcontext():
                 x_adv = part_attack(reference, part).perturb(images, labels)
-                found = ~predicted(model(x_adv), labels) if tf32 else None
+                found = ~predicted(reference.model(x_adv), labels) if tf32 else None
             broken = ~predicted(model(x_adv), labels)
             refuted = 0 if found is None else int((found & ~broken).sum())
             yield Broken(positions[broken], x_adv[broken].detach(), refuted)

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from widemargin.evaluation.judge import Judge
 from widemargin.evaluation.notes import notes_for
 from widemargin.evaluation.processes import Processes, processes
 from widemargin.evaluation.report import IN_MEMORY, Report, Subject, collect, write_report
+from widemargin.evaluation.searched import searched
 from widemargin.evaluation.settings import EvaluationSettings, written
 from widemargin.evaluation.shards import Shard, shards
 from widemargin.evaluation.store import Store
@@ -110,6 +112,7 @@ def _run(
         first = _first(pieces)
         classes = _check_fits(Wrapped(model, flat=first.flat), first, settings, device)
     numbers: list[int] = []
+    to_search = searched(model, tf32=settings.search == "tf32")
     with group.agreeing():
         if group.first:
             _look(Wrapped(model, flat=first.flat), first, settings, store, device)
@@ -118,8 +121,9 @@ def _run(
             if group.mine(shard.number) and not store.finished(shard.number, shard.digest()):
                 wrapped = Wrapped(model, flat=shard.flat)
                 with undisturbed(wrapped):
-                    judge = Judge(wrapped, settings, store, device, lambda text: console.print(text, highlight=False))
-                    judge.judge(shard)
+                    searching = wrapped if to_search is model else Wrapped(to_search, flat=shard.flat)
+                    say = partial(console.print, highlight=False)
+                    Judge(wrapped, searching, settings, store, device, say).judge(shard)
     report = _collected(store, numbers, settings, subject, device, classes)
     if group.first:
         write_report(report, store, numbers)

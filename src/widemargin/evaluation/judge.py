@@ -33,6 +33,8 @@ class Judge:
     """A model, what to do to it, and where results go."""
 
     model: Wrapped
+    searched: Wrapped
+    """What attacks search on: the model, or a copy of it (``searched``)."""
     settings: EvaluationSettings
     store: Store
     device: torch.device
@@ -90,7 +92,7 @@ class Judge:
             ):
                 generator = randomness.derived(self.settings.seed, "evaluate", shard.number, number)
                 with self._searching():
-                    x_adv = images if attack is None else attack(self.model, images, labels, generator=generator)
+                    x_adv = images if attack is None else attack(self.searched, images, labels, generator=generator)
                 with torch.no_grad():
                     correct += predicted(self.model(x_adv), labels).tolist()
             return {"correct": correct}
@@ -105,7 +107,7 @@ class Judge:
     ) -> dict[str, Record]:
         """Adds a column after each part and one for the whole; returns the pieces."""
         settings = self.settings
-        reference = self._reference(eps, classes)
+        reference = self._reference(self.searched, eps, classes)
         survivors, pieces = columns["clean"].clone(), {}
         for part in parts_for(classes):
             label = settings.label(f"{AUTOATTACK}/{part}", eps)
@@ -126,10 +128,10 @@ class Judge:
         columns[settings.label(AUTOATTACK, eps)] = survivors
         return pieces
 
-    def _reference(self, eps: float, classes: int) -> Any:
+    def _reference(self, model: Wrapped, eps: float, classes: int) -> Any:
         settings = self.settings
         return make_reference(
-            self.model,
+            model,
             eps=eps,
             norm=settings.norm,
             seed=settings.seed,
@@ -143,7 +145,7 @@ class Judge:
         if settings.margins:
             pieces["margin"] = self._piece(shard, "margin", lambda: {"values": _numbers(self._margin(x, y))})
         if settings.distance:
-            reference = self._reference(1.0, classes)
+            reference = self._reference(self.model, 1.0, classes)
             pieces["distance"] = self._piece(
                 shard,
                 "distance",

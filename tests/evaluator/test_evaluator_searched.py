@@ -1,0 +1,103 @@
+"""The copy that attacks search on with TF32: the same network in another layout, which never judges."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import widemargin
+from widemargin.attacks import PGD
+from widemargin.data import ImageSet
+from widemargin.evaluation import accuracy, evaluator
+from widemargin.evaluation.accuracy import verdicts
+from widemargin.evaluation.searched import channels_last_copy, searched
+from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, build_model
+
+NETWORKS = {
+    "cnn": (CNNConfig(), (3, 32, 32)),
+    "mlp": (MLPConfig(hidden=(8,)), (1, 6, 6)),
+    "resnet18": (ResNet18Config(width=4), (3, 16, 16)),
+}
+
+
+def network(name: str) -> nn.Module:
+    config, shape = NETWORKS[name]
+    return build_model(config, image_shape=shape, num_classes=4, seed=0)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_copy_computes_the_same(name):
+    model = network(name).double().eval()
+    turned = channels_last_copy(model)
+    x = torch.rand(3, *NETWORKS[name][1], dtype=torch.float64, requires_grad=True)
+    for ours, theirs in zip(
+        (turned(x), torch.autograd.grad(turned(x).logsumexp(1).sum(), x)[0]),
+        (model(x), torch.autograd.grad(model(x).logsumexp(1).sum(), x)[0]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_the_model_is_left_as_it_is():
+    model = network("resnet18").train()
+    before = {name: (value.clone(), value.stride()) for name, value in model.state_dict().items()}
+    turned = channels_last_copy(model)
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not turned.training
+    assert not any(parameter.requires_grad for parameter in turned.parameters())
+    for name, value in model.state_dict().items():
+        assert value.equal(before[name][0])
+        assert value.stride() == before[name][1]
+    kernels = [value for value in turned.parameters() if value.dim() == 4]
+    assert len(kernels) == 20
+    assert all(value.is_contiguous(memory_format=torch.channels_last) for value in kernels)
+
+
+def test_only_our_own_networks_on_a_gpu_are_turned():
+    model, theirs = network("cnn"), nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    assert searched(model, tf32=True) is model  # there is no TF32 on a CPU
+    assert searched(model, tf32=False) is model
+    assert searched(theirs, tf32=True) is theirs
+    assert searched(nn.Flatten(), tf32=True) is not None
+
+
+class Line(nn.Module):
+    """Two classes, apart by the mean of the image."""
+
+    def __init__(self, slope: float = 10.0) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor(slope))
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = self.slope * (x.flatten(1).mean(1) - 0.5)
+        return torch.stack([-score, score, score - 5, score - 5], 1)
+
+
+X = torch.cat([torch.full((6, 1, 4, 4), 0.45), torch.full((6, 1, 4, 4), 0.55)])
+Y = torch.tensor([0] * 6 + [1] * 6)
+
+
+@pytest.mark.parametrize(("other", "left"), [(10.0, 0.0), (0.0, 100.0), (-10.0, 100.0)])
+def test_attacks_search_on_the_copy_and_the_model_judges(monkeypatch, other, left):
+    """A copy that sees nothing finds nothing; one that sees everything upside down leads away from the boundary."""
+    copied = Line(other)
+    monkeypatch.setattr(evaluator, "searched", lambda model, tf32: copied if tf32 else model)
+    options = {"max_steps": 3, "sanity": False, "distance": True, "norm": "linf", "search": "tf32"}
+    report = widemargin.evaluate(Line(), (X, Y), ["clean", "pgd5", "autoattack"], 0.2, **options)
+    assert report.accuracy["clean"] == 100.0
+    assert report.accuracy["pgd5"] == left
+    if other > 0:
+        assert report.accuracy["autoattack"] == 0.0
+    if other == 0:
+        assert report.accuracy["autoattack/apgd-ce"] == 100.0
+    plain = widemargin.evaluate(Line(), (X, Y), ["clean"], 0.2, **(options | {"search": "float32"}))
+    assert report.margin.equal(plain.margin)
+    assert report.distance.equal(plain.distance)
+
+
+def test_what_is_watched_is_searched_so_too(monkeypatch):
+    asked = []
+    monkeypatch.setattr(accuracy, "searched", lambda model, tf32: asked.append(tf32) or (Line(0.0) if tf32 else model))
+    data, attack = ImageSet(X, Y, num_classes=2, name="line"), PGD(eps=0.2, step_size=0.1, steps=5)
+    assert [verdicts(Line(), data, attack, tf32=tf32).sum().item() for tf32 in (False, True)] == [0, 12]
+    assert asked == [False, True]
