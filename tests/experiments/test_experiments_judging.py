@@ -12,6 +12,7 @@ from widemargin.experiments import judgments
 from widemargin.experiments.best import best_rows, block_of
 from widemargin.experiments.cost import cost
 from widemargin.experiments.job import jobs
+from widemargin.experiments.judging import search_for
 from widemargin.experiments.judgments import JUDGMENTS, judgment_of
 from widemargin.recipes import all_recipes
 from widemargin.recipes.tables import all_tables, find_table
@@ -172,3 +173,17 @@ def test_8_255_is_refused_for_other_rows_before_anything_is_trained(table, argum
     assert run(command) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "attacks", "search"),
+    [
+        ("mnist-mlp/st-emr", ("clean", "autoattack"), "float32"),
+        ("cifar-cnn/st-emr", ("clean", "pgd10"), "float32"),
+        ("cifar-cnn/st-emr", ("clean", "autoattack"), "tf32"),
+        ("cifar-resnet18/at", ("clean", "pgd100"), "tf32"),
+        ("cifar-wrn/at", ("clean", "fgsm", "autoattack"), "tf32"),
+    ],
+)
+def test_what_is_searched_with_tf32_on_a_gpu(recipe, attacks, search):
+    assert search_for(all_recipes()[recipe].config, attacks) == search

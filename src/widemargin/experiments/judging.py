@@ -6,6 +6,7 @@ named after it. Whatever is interrupted goes on.
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 from torch import nn
 
 from widemargin.checkpoints import software_versions
-from widemargin.config import EvaluationConfig
+from widemargin.config import EvaluationConfig, RunConfig
 from widemargin.config_files import to_dict
 from widemargin.data import ImageSet, in_order
 from widemargin.evaluation import Report, Target, evaluate, load_target, measure_margins
 from widemargin.evaluation.margins import MeasuredMargins
+from widemargin.evaluation.settings import AUTOATTACK
 from widemargin.evaluation.subject import subject_of
 from widemargin.experiments.hardware import hardware_name
 from widemargin.experiments.job import RESULT, RUN, Job
@@ -95,7 +97,7 @@ def _evaluated(
     target: Target,
     **options: Any,
 ) -> Report:
-    """The evaluation in that folder of the job. On a GPU attacks search large networks with TF32."""
+    """The evaluation in that folder of the job."""
     on_gpu = next(model.parameters()).is_cuda
     size = PIECES.get(type(job.config.model)) if on_gpu else None
     options |= {} if size is None else {"shard_size": size, "batch_size": size}
@@ -110,10 +112,17 @@ def _evaluated(
         job.folder / folder,
         max_steps=ATTACK_STEPS if job.quick else None,
         sanity=not job.quick,
-        search="tf32" if on_gpu and not job.is_small else "float32",
+        search=search_for(job.config, plan.attacks) if on_gpu else "float32",
         subject=replace(subject_of(target), data=test.name),
         **options,
     )
+
+
+def search_for(config: RunConfig, attacks: Sequence[str]) -> str:
+    """On a GPU: large networks are searched with TF32, and the CNN by AutoAttack alone, which takes longest."""
+    if isinstance(config.model, MLPConfig):
+        return "float32"
+    return "tf32" if not isinstance(config.model, CNNConfig) or AUTOATTACK in attacks else "float32"
 
 
 def judge_with(job: Job, name: str, *, data_dir: str | None, device: torch.device) -> None:
