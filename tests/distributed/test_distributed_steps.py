@@ -10,8 +10,10 @@ from run_cases import begun_run, whole_run
 from safetensors.torch import load_file
 from step_cases import FEW, Case, difference, trained
 
+from widemargin.checkpoints import TRAIN_PREFIX
 from widemargin.training.log import read_metrics
 
+BESIDE = ("averaging.beside=true",)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
@@ -30,6 +32,7 @@ def pair(places, tmp_path_factory):
     jobs |= {f"norm {name}": ("norm", (name,)) for name in NORMS}
     jobs["odd"] = ("odd", ())
     jobs["run"] = ("run", (str(places / "pair"),))
+    jobs["beside"] = ("run", (str(places / "pair-beside"), "cpu", BESIDE))
     jobs["on from one"] = ("run", (str(places / "begun-alone"),))
     jobs["begun"] = ("begun", (str(places / "begun-by-two"),))
     jobs["refusals"] = ("refusals", (str(places),))
@@ -99,6 +102,18 @@ def test_a_run_of_two_is_a_run_of_one(pair, places, alone) -> None:
     assert first == second
     assert_same_run(places / "pair", alone)
     assert sorted(path.name for path in (places / "pair").iterdir()) == sorted(path.name for path in alone.iterdir())
+
+
+def test_averaged_weights_beside_are_those_of_a_run_of_one(pair, places, alone) -> None:
+    first, second = pair["beside"]
+    assert first == second
+    whole_run(str(places / "alone-beside"), settings=BESIDE)
+    assert_same_run(places / "pair-beside", places / "alone-beside")
+    for name in ("last.safetensors", "best.safetensors"):
+        averaged = load_file(places / "pair-beside" / "averaged" / name)
+        own = {key: value for key, value in load_file(alone / name).items() if not key.startswith(TRAIN_PREFIX)}
+        assert averaged.keys() == own.keys()
+        assert difference(averaged, own) < 1e-4
 
 
 def test_two_go_on_with_the_run_of_one(pair, places, alone) -> None:

@@ -1,6 +1,7 @@
 """A row whose weights another row's run keeps beside its own: trained once, judged twice."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,12 @@ import torch
 
 from widemargin.checkpoints import load_checkpoint
 from widemargin.cli.main import run
-from widemargin.config_files import read_toml
+from widemargin.config_files import read_toml, to_dict
 from widemargin.evaluation.target import load_target
 from widemargin.experiments.job import choose_rows, jobs
+from widemargin.experiments.kept import weights_of
 from widemargin.recipes.tables import find_table
-from widemargin.training import train
+from widemargin.training import RunResult, train
 from widemargin.training.log import read_metrics
 
 PLAIN, AVERAGED = "at-wd0.0005", "at-wd0.0005-averaged"
@@ -24,9 +26,9 @@ def reproduce(out: Path, *rows: str) -> int:
     return run([*command, "--rows", ",".join(rows)])
 
 
-def job_of(out, row):
+def job_of(out, row, *, quick=True):
     table = find_table("resnet18-emr")
-    (job,) = jobs(table, choose_rows(table, [row]), [0], out, is_quick=True)
+    (job,) = jobs(table, choose_rows(table, [row]), [0], out, is_quick=quick)
     return job
 
 
@@ -70,16 +72,51 @@ def test_the_folder_is_that_of_a_run_of_its_own(out, alone):
     assert load_checkpoint(job.folder / "run" / "last.safetensors").training == {}
 
 
+def test_its_records_are_of_its_own_recipe(out):
+    job = job_of(out, AVERAGED)
+    report = json.loads((job.folder / "evaluation" / "report.json").read_text())
+    assert report["name"] == f"cifar-resnet18/{AVERAGED}"
+    assert report["config"] == to_dict(job.config)
+    assert load_checkpoint(job.folder / "run" / "last.safetensors").description.config == to_dict(job.config)
+
+
+def test_its_alarms_are_those_of_its_own_measurements(tmp_path):
+    """The trained weights overfit, the averaged ones do not; or the other way round."""
+    job = job_of(tmp_path, AVERAGED, quick=False)
+    falling, rising = [50.0, 50, 42, 42, 42, 42, 42, 42, 42, 42], [46.0 + i for i in range(10)]
+    for trained, averaged, expected in ((falling, rising, []), (rising, falling, ["robust-overfitting"])):
+        lines = [
+            {"epoch": i + 1, "train_accuracy": 40.0 + i, "validation_robust": a, "averaged_validation_robust": b}
+            for i, (a, b) in enumerate(zip(trained, averaged, strict=True))
+        ]
+        lines[8]["alarms"] = ["robust-overfitting"]
+        run = RunResult(tmp_path / "run", finished=True, epoch=10, metrics=lines)
+        adopted = weights_of(job, run).metrics
+        assert [name for line in adopted for name in line.get("alarms", [])] == expected
+        assert [line["validation_robust"] for line in adopted] == averaged
+        assert read_metrics(job.folder / "run") == adopted
+
+
 def test_it_can_come_first_and_alone(out, tmp_path):
     assert reproduce(tmp_path, AVERAGED) == 0
     assert not (job_of(tmp_path, PLAIN).folder / "result.json").exists()
-    ours, before = (
-        json.loads((job_of(folder, AVERAGED).folder / "result.json").read_text()) for folder in (tmp_path, out)
-    )
-    assert ours["accuracy"] == before["accuracy"]
+    ours, before = (load_target(job_of(folder, AVERAGED).folder / "run").model for folder in (tmp_path, out))
+    assert all(a.equal(b) for a, b in zip(ours.parameters(), before.parameters(), strict=True))
 
 
-def test_it_is_collected_and_judged_later_like_every_row(out, tmp_path, capsys):
+def test_it_is_judged_later_and_collected_like_every_row(out, tmp_path):
     command = ["reproduce", "resnet18-emr", "--quick", "--device", "cpu", "--out", str(out), "--rows", AVERAGED]
     assert run([*command, "--judge-rows", AVERAGED, "--judge-with", "distance"]) == 0
     assert (job_of(out, AVERAGED).folder / "distance" / "report.json").is_file()
+    for name in (PLAIN, AVERAGED):
+        whole = tmp_path / "runs" / job_of(out, name).folder.relative_to(out)
+        shutil.copytree(job_of(out, name).folder, whole)
+        result = json.loads((whole / "result.json").read_text())
+        (whole / "result.json").write_text(json.dumps(result | {"quick": False, "training_seconds": 3600.0}))
+    assert run(["results", str(tmp_path / "runs"), "--into", str(tmp_path / "results")]) == 0
+    kept = tmp_path / "results" / "rows" / f"cifar-resnet18-{AVERAGED}" / "seed-0"
+    assert json.loads((kept / "evaluation.json").read_text())["name"] == f"cifar-resnet18/{AVERAGED}"
+    page = (tmp_path / "results" / "README.md").read_text()
+    table = page.partition("## ResNet-18: EMR at the same weight decay")[2]
+    assert f"| {AVERAGED} | 1 |" in table
+    assert "60 min of training" in table  # one run for two rows

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from widemargin import InputError
 from widemargin.checkpoints import load_checkpoint
 from widemargin.evaluation.target import load_target
-from widemargin.training import train
+from widemargin.training import epoch, epoch_end, train
+from widemargin.training.epoch_end import finish_epoch
+from widemargin.training.signals import StopNowError
 
 WATCHED = (
     "epochs=6",
@@ -50,11 +53,19 @@ def test_the_two_arms_differ(folders):
     assert "weights averaged with decay 0.9" in averaged.description.selection
 
 
-def test_the_best_weights_have_their_scores(folders):
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_the_weights_have_their_scores(folders, which):
     for kept, alone in (("both", "plain"), ("both/averaged", "averaged")):
-        ours, theirs = (load_target(folders / name).description.scores for name in (kept, alone))
+        files = (folders / name / f"{which}.safetensors" for name in (kept, alone))
+        ours, theirs = (load_checkpoint(file).description.scores for file in files)
         assert ours == theirs
         assert {"validation_clean", "validation_robust"} <= ours.keys()
+
+
+def test_the_averaged_weights_do_not_pass_for_the_trained_ones(folders):
+    kept, alone, both = (load_target(folders / name).description for name in ("both/averaged", "averaged", "both"))
+    assert kept.config == alone.config
+    assert both.config["averaging"] == {"decay": 0.9, "beside": True}
 
 
 def test_every_line_has_the_measurements_of_both(folders, left_in):
@@ -73,9 +84,41 @@ def test_without_a_validation_split_the_last_weights_are_there(tiny, tmp_path):
     assert sorted(path.name for path in (tmp_path / "averaged").iterdir()) == ["last.safetensors"]
 
 
-def test_early_stopping_looks_at_the_trained_weights(tiny, tmp_path):
-    settings = ("epochs=9", "optimizer.lr=0.5", "data.held_out=40", "stopping={patience=1}")
-    alone = train(tiny(*settings), out=tmp_path / "alone")
-    both = train(tiny(*settings, "averaging={decay=0.99, beside=true}"), out=tmp_path / "both")
-    assert both.finished
-    assert both.epoch == alone.epoch < 9
+def test_early_stopping_is_refused(tiny):
+    settings = ("data.held_out=40", "stopping={patience=1}")
+    with pytest.raises(InputError, match=r"averaging\.beside = true and stopping do not go together"):
+        tiny(*settings, "averaging={decay=0.99, beside=true}")
+    assert tiny(*settings, "averaging={decay=0.99}").stopping is not None
+
+
+class Asked(Exception):  # noqa: N818 - as a signal would
+    """Measuring ends here."""
+
+
+def test_a_measurement_that_is_left_leaves_the_statistics_of_both_as_they_were(tiny, tmp_path, monkeypatch):
+    """A watched attack in train mode moves them; a signal comes while the averaged weights are measured."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def moved(nets, *_, **__):
+        seen.append({name: buffer.clone() for name, buffer in nets.model.named_buffers()})
+        for buffer in nets.model.buffers():
+            buffer.add_(1)
+        if len(seen) == 2:
+            raise StopNowError
+        return {}
+
+    monkeypatch.setattr(epoch_end, "watch", moved)
+    monkeypatch.setattr(epoch, "finish_epoch", lambda *args, **options: (finish_epoch(*args, **options), stop())[1])
+
+    def stop() -> None:
+        raise Asked
+
+    images = 'data={name="cifar10-embedded", train_limit=20, test_limit=10}'
+    config = tiny("epochs=1", images, 'model={kind="resnet18", width=2}', "averaging={decay=0.9, beside=true}")
+    with pytest.raises(Asked):
+        train(config, out=tmp_path)
+    left = load_checkpoint(tmp_path / "last.safetensors")
+    trained, averaged = seen
+    assert trained.keys() == averaged.keys() != set()
+    assert all(left.weights[name].equal(value) for name, value in trained.items())
+    assert all(left.training[f"average/{name}"].equal(value) for name, value in averaged.items())

@@ -67,6 +67,11 @@ class RunConfig:
         self._check_burn_in()
         if self.stopping is not None and not self.data.held_out:
             raise InputError("stopping has no effect without a validation split; set data.held_out, or remove it")
+        if self.stopping is not None and self.averaging is not None and self.averaging.beside:
+            raise InputError(
+                "averaging.beside = true and stopping do not go together: the averaged weights are best later, and "
+                "would be stopped with the others; remove stopping, or set averaging.beside = false"
+            )
 
     def _check_points(self) -> None:
         for penalty in self.penalties():

@@ -4,7 +4,8 @@ Not stated in the paper and chosen here: momentum 0.9; no augmentation; the last
 starts at a uniform random point (the evaluation's starts at the image). The first weights are not stated either: He's
 reproduce the rows of the smallest and the largest weight decay, torch's do not. Exact EMR's weights are in the paper's
 batch mean, the approximation's in the released code's scaling, which is what reproduces (docs/paper-vs-code.md).
-L-Softmax has m = 4; its annealing is not stated: the PyTorch port's reproduces, the original one for MNIST does not.
+L-Softmax has m = 4; its annealing is not stated: the PyTorch port's reproduces two of standard training's rows, the
+original one for MNIST one of them (docs/paper-vs-code.md).
 """
 
 from dataclasses import replace

@@ -39,17 +39,17 @@ def finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, began
         return
     line |= measured | {f"averaged_{name}": value for name, value in beside.items()}
     state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
-    scores = _scores(measured)
+    scores, scores_beside = _scores(measured), _scores(beside)
     if best := better(state.best, measured, state.epoch):
         state.best = best
         save(state, run, "best", scores)
     if best := better(state.best_beside, beside, state.epoch):
         state.best_beside = best
-        save_beside(state, run, "best", _scores(beside))
+        save_beside(state, run, "best", scores_beside)
     with run.group.agreeing():
         if run.group.first:
             _note(run, line)  # before the checkpoint: a crash between the two repeats the epoch and its line
-    save_at_epoch_end(state, run, scores)
+    save_at_epoch_end(state, run, scores, scores_beside)
     display.epoch_line(line, config.epochs)
 
 

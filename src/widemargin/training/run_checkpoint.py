@@ -8,6 +8,8 @@ changes the numbers, where it is not the default.
 """
 
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ from widemargin.checkpoints import (
     save_checkpoint,
     software_versions,
 )
+from widemargin.config import RunConfig
 from widemargin.config_files import to_dict
 from widemargin.evaluation.target import BEST, LAST
 from widemargin.files import make_folder
@@ -33,6 +36,8 @@ from widemargin.training.state import TrainState
 from widemargin.training.sync_batch_norm import has_own_statistics
 from widemargin.training.underway import Run
 
+Metrics = Mapping[str, float]
+NOTHING: Metrics = {}
 AVERAGED = "averaged"
 """The folder, in that of the run, of averaged weights that are judged beside the trained ones."""
 
@@ -55,27 +60,27 @@ def save_in_mid_epoch(state: TrainState, run: Run) -> None:
     save(state, run, "last", {})
 
 
-def save_at_epoch_end(state: TrainState, run: Run, scores: dict[str, float]) -> None:
+def save_at_epoch_end(state: TrainState, run: Run, scores: Metrics, beside: Metrics) -> None:
     """Write the last checkpoint, unless the pause since the one before is not over; the end of the run makes up."""
-    state.unsaved = scores
+    state.unsaved = scores, beside
     if run.group.any(time.monotonic() - state.saved_at >= run.options.checkpoint_pause):
-        save(state, run, "last", scores)
+        save(state, run, "last", scores, beside)
 
 
 def save_the_rest(state: TrainState, run: Run) -> None:
     """Write the last checkpoint if an epoch is waiting for it."""
     if state.unsaved is not None:
-        save(state, run, "last", state.unsaved)
+        save(state, run, "last", *state.unsaved)
 
 
-def save(state: TrainState, run: Run, which: Which, scores: dict[str, float]) -> None:
-    """Write that checkpoint; the first process does it for all."""
+def save(state: TrainState, run: Run, which: Which, scores: Metrics, beside: Metrics = NOTHING) -> None:
+    """Write that checkpoint; the first process does it for all. ``beside`` are the scores of weights beside."""
     training = {} if which == "best" else state.tensors()
     name, previous = (BEST, None) if which == "best" else (LAST, run.folder / PREVIOUS)
-    description = _describe(state, run, which, scores, averaged=state.judged is state.average)
+    description = _describe(state, run, which, scores, averaged=state.average is not None and state.average_counts)
     checkpoint = Checkpoint(dict(state.judged.state_dict()), training, description)
     if which == "last":
-        save_beside(state, run, "last", {})  # first: a crash between the two writes both again
+        save_beside(state, run, "last", beside)  # first: a crash between the two writes both again
     with run.group.agreeing():
         if run.group.first:
             save_checkpoint(run.folder / name, checkpoint, previous)
@@ -83,7 +88,7 @@ def save(state: TrainState, run: Run, which: Which, scores: dict[str, float]) ->
         state.saved_at, state.unsaved = time.monotonic(), None
 
 
-def save_beside(state: TrainState, run: Run, which: Which, scores: dict[str, float]) -> None:
+def save_beside(state: TrainState, run: Run, which: Which, scores: Metrics) -> None:
     """Write the weights that are judged beside the model's, where there are any; for judging alone."""
     if state.beside is None:
         return
@@ -97,19 +102,24 @@ def save_beside(state: TrainState, run: Run, which: Which, scores: dict[str, flo
             )
 
 
-def _describe(state: TrainState, run: Run, which: Which, scores: dict[str, float], *, averaged: bool) -> Description:
+def _describe(state: TrainState, run: Run, which: Which, scores: Metrics, *, averaged: bool) -> Description:
     train = run.splits.train
     return Description(
         which=which,
         selection=describe_selection(run.config, which, averaged=averaged),
-        config=to_dict(run.config),
+        config=to_dict(_whose_weights_count(run.config) if averaged else run.config),
         image_shape=train.image_shape,
         num_classes=train.num_classes,
         epoch=state.epoch,
         step=state.step,
-        scores=scores,
+        scores=dict(scores),
         versions=_versions(state, run),
     )
+
+
+def _whose_weights_count(config: RunConfig) -> RunConfig:
+    """The run whose own weights the averaged ones would be."""
+    return config if config.averaging is None else replace(config, averaging=replace(config.averaging, beside=False))
 
 
 def _versions(state: TrainState, run: Run) -> dict[str, str]:

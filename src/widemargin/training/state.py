@@ -1,7 +1,7 @@
 """The only thing that changes during training: networks, optimizer, where we are, and what this epoch added up to."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -44,8 +44,8 @@ class TrainState:
     """What looks for values that are not finite; no part of what a resumed run needs."""
     saved_at: float = -math.inf
     """When the last checkpoint was written, by ``time.monotonic``; no part of it either."""
-    unsaved: dict[str, float] | None = None
-    """The scores of an epoch that ended too soon after the last checkpoint for one of its own."""
+    unsaved: tuple[Mapping[str, float], Mapping[str, float]] | None = None
+    """The scores (those beside last) of an epoch that ended too soon after the last checkpoint for one of its own."""
 
     @property
     def judged(self) -> nn.Module:

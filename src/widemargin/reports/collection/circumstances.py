@@ -15,12 +15,16 @@ def circumstances(jobs: Sequence[CollectedJob]) -> str:
         f"Judged in: {kinds(job.evaluation.text('precision', 'unknown') for job in jobs)}.",
         f"Versions: {kinds(_versions(job.result.table('versions')) for job in jobs)}.",
     ]
-    training, judging = (
-        _hours(sum(job.result.number(key) or 0.0 for job in jobs)) for key in ("training_seconds", "evaluation_seconds")
-    )
+    trained = {(job.result.text("trained_as", job.recipe), job.seed): job for job in jobs}  # rows may share a run
+    training = _hours(_sum(trained.values(), "training_seconds"))
+    judging = _hours(_sum(jobs, "evaluation_seconds"))
     together = max(job.result.whole("workers") or 1 for job in jobs)
     shared = f", up to {together} jobs sharing the device" if together > 1 else ""
     return " ".join([*parts, f"Time of all jobs together: {training} of training, {judging} of judging{shared}."])
+
+
+def _sum(jobs: Iterable[CollectedJob], key: str) -> float:
+    return sum(job.result.number(key) or 0.0 for job in jobs)
 
 
 def kinds(values: Iterable[str]) -> str:
