@@ -54,9 +54,11 @@ def test_an_annealed_head_begins_at_its_beginning():
 
 def test_a_configuration_without_the_choice_does_not_mention_it():
     recipe = find_recipe("cifar-cnn/st-wd0.001").config
-    assert "init" not in to_dict(recipe)["model"]
+    plain = with_overrides(recipe, ["model.init=none"])
+    assert "init" not in to_dict(plain)["model"]
+    assert with_overrides(plain, ["model.kind=resnet18"]).model == ResNet18Config()
     assert with_overrides(recipe, ["model.kind=resnet18"]).model == ResNet18Config()
-    chosen = with_overrides(recipe, ["model.init=he"])
+    chosen = with_overrides(plain, ["model.init=he"])
     assert from_dict(to_dict(chosen)) == chosen
     assert chosen.model == CNNConfig(init="he")
 
