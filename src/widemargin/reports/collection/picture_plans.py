@@ -1,6 +1,7 @@
 """Which pictures there are, and which recipes each one shows: the paper's figures, and what it does not show.
 
-The baselines beside EMR have its weight decay, or the nearest the paper has a row for.
+Beside EMR are the paper's baselines at its weight decay, or the nearest the paper has, and where that is another one,
+ours at its own.
 """
 
 from collections.abc import Sequence
@@ -51,6 +52,13 @@ class GroupPlan:
     panels: Sequence[Panel]
 
 
+_AT_AVERAGED = (
+    ("at-wd0.0005", "AT, weight decay 0.0005, as EMR", RED),
+    ("at-wd0.0005-averaged", "the same, averaged", PURPLE),
+    ("at-emr-averaged", "AT+EMR, averaged", GREEN),
+)
+
+
 def _lines(prefix: str, *rows: tuple[str, str, str]) -> tuple[Line, ...]:
     return tuple(Line(f"{prefix}/{name}", label, color) for name, label, color in rows)
 
@@ -63,9 +71,11 @@ def _decays(prefix: str, *decays: str) -> tuple[Line, ...]:
 
 
 def _compared(prefix: str, kind: str) -> tuple[Line, ...]:
+    own = [(f"{kind}-wd0.0005", "weight decay 0.0005, as EMR", RED)] if prefix == CNN else []
     return _lines(
         prefix,
         (f"{kind}-wd0.001", "weight decay 0.001", GRAY),
+        *own,
         (f"{kind}-lsoftmax-wd0.001", "L-Softmax", YELLOW),
         (f"{kind}-emr", "EMR", BLUE),
     )
@@ -75,7 +85,8 @@ def _regularized(prefix: str, kind: str) -> tuple[Line, ...]:
     name = kind.upper()
     rows = [(kind, name, GRAY), (f"{kind}-igr", f"{name}+IGR", YELLOW), (f"{kind}-emr", f"{name}+EMR", BLUE)]
     he = [(f"{kind}-he", f"{name}+HE", PURPLE)] if prefix == WRN else []
-    return _lines(prefix, *rows, *he)
+    ours = _AT_AVERAGED if (prefix, kind) == (RESNET, "at") else ()
+    return _lines(prefix, *rows, *he, *ours)
 
 
 MLP, CNN, RESNET, WRN = "mnist-mlp", "cifar-cnn", "cifar-resnet18", "cifar-wrn"
