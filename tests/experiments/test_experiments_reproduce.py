@@ -4,11 +4,17 @@ import pytest
 
 from widemargin.cli import reproduce as reproduce_module
 from widemargin.cli.main import run
+from widemargin.recipes import all_recipes
 from widemargin.recipes.tables import all_tables
 from widemargin.training import steps as steps_module
 
 ROWS = {"table1": 16, "table2": 14, "table3": 14, "table4": 4, "approximation": 8, "resnet18": 6}
-OURS = {"resnet18-emr": 5, "baselines": 4}
+OURS = {"resnet18-emr": 5, "wrn-more": 3, "baselines": 4}
+
+
+def test_every_recipe_but_the_demo_is_in_a_table():
+    rows = {row.recipe.name for table in all_tables().values() for row in table.rows}
+    assert {name for name in all_recipes() if not name.startswith("demo/")} == rows
 
 
 def test_the_tables_have_the_papers_rows():
@@ -23,6 +29,7 @@ def test_the_tables_have_the_papers_rows():
         ("table3", None),
         ("table4", "cifar-resnet18/trades-emr-clean"),
         ("approximation", "mnist-mlp/at-approximate-emr"),
+        ("wrn-more", None),
     ],
 )
 def test_quick_rows_train_are_judged_and_compared(table, rows, tmp_path, capsys):

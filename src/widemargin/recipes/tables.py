@@ -46,6 +46,7 @@ _TABLE3 = (
 )
 _RESNET18 = ("at", "at-igr", "at-emr", "trades", "trades-igr", "trades-emr")
 _SAME_DECAY = ("at", "at-wd0.0005", "at-emr", "at-wd0.0005-averaged", "at-emr-averaged")
+_WRN_MORE = ("at-wd0.0005", "lbgat", "lbgat-emr")
 _LACKING = (("mnist-mlp", ("st-wd0",)), ("cifar-cnn", ("st-wd0", "st-wd0.0005", "at-wd0.0005")))
 _FORMS = (("st-emr", "ST+EMR"), ("st-approximate-emr", "ST+Approx-EMR"))
 _FORMS_AT = (("at-emr", "AT+EMR"), ("at-approximate-emr", "AT+Approx-EMR"))
@@ -101,6 +102,12 @@ def all_tables() -> dict[str, Table]:
             "ResNet-18: EMR at the same weight decay, and beside weight averaging",
             _ATTACKS,
             _whatever(f"cifar-resnet18/{name}" for name in _SAME_DECAY),
+        ),
+        Table(
+            "wrn-more",
+            "WRN-34-10: EMR's own weight decay, and LBGAT, which the paper's tables lack",
+            _ATTACKS,
+            _whatever(f"cifar-wrn/{name}" for name in _WRN_MORE),
         ),
         Table("baselines", "Baselines that the paper's tables lack", ("clean", "pgd", *_MARGINS), _baselines()),
     )
