@@ -11,6 +11,7 @@ from widemargin.evaluation import accuracy, evaluator
 from widemargin.evaluation.accuracy import verdicts
 from widemargin.evaluation.searched import channels_last_copy, searched
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, build_model
+from widemargin.precision import full_float32
 
 NETWORKS = {
     "cnn": (CNNConfig(), (3, 32, 32)),
@@ -101,3 +102,20 @@ def test_what_is_watched_is_searched_so_too(monkeypatch):
     data, attack = ImageSet(X, Y, num_classes=2, name="line"), PGD(eps=0.2, step_size=0.1, steps=5)
     assert [verdicts(Line(), data, attack, tf32=tf32).sum().item() for tf32 in (False, True)] == [0, 12]
     assert asked == [False, True]
+
+
+@pytest.mark.parametrize(("held", "changes"), [(2**25, 1), (5 * 16, 3), (1, 3)])
+def test_many_images_are_found_before_any_is_judged(monkeypatch, held, changes):
+    """Twelve images of 16 numbers, five at a time; each change to TF32 may wait for other threads."""
+    order = []
+    monkeypatch.setattr(accuracy, "HELD", held)
+    monkeypatch.setattr(accuracy, "allowing_tf32", lambda: order.append("search") or full_float32())
+    judge = accuracy.classified
+    monkeypatch.setattr(accuracy, "classified", lambda *args: order.append("judge") or judge(*args))
+    data, attack = ImageSet(X, Y, num_classes=2, name="line"), PGD(eps=0.03, step_size=0.02, steps=2)
+    seen: list[int] = []
+    found = verdicts(Line(), data, attack, batch_size=5, tf32=True, advance=seen.append)
+    assert found.equal(verdicts(Line(), data, attack, batch_size=5))
+    assert seen == [5, 5, 2]
+    assert order.count("search") == changes
+    assert order[: 1 + (3 if changes == 1 else 1)] == ["search", *["judge"] * (3 if changes == 1 else 1)]

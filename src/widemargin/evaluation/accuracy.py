@@ -5,8 +5,10 @@ our own networks, whose work is the same for every batch, a GPU replays the kern
 the same images, without the launches.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,9 @@ from widemargin.types import Attack
 Advance = Callable[[int], None]
 OnBatch = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 """Of images, labels and random numbers."""
+HELD = 2**25
+"""Numbers in the images that a search with TF32 finds before they are judged, such as all test images of CIFAR-10:
+threads that change over to TF32 and back wait for each other."""
 ALONE = Processes()
 
 
@@ -54,31 +59,27 @@ def verdicts(
 
     With ``tf32`` the attack searches in TF32 on a GPU; what it finds is judged in float32 all the same.
     """
+    find = _finder(model, attack, tf32=tf32)
+    together = max(1, HELD // (batch_size * math.prod(data.image_shape))) if tf32 else 1
     parts: dict[int, Tensor] = {}
-    judge = _judge(model, attack, tf32=tf32)
     with full_float32(), group.agreeing():
-        for number, (x, y) in enumerate(in_order(data, batch_size)):
-            if not group.mine(number):
-                continue
-            parts[number] = judge(x, y, randomness.derived(seed, "evaluate", number))
-            if advance is not None:
-                advance(len(y))
+        mine = ((n, x, y) for n, (x, y) in enumerate(in_order(data, batch_size)) if group.mine(n))
+        while batches := list(islice(mine, together)):
+            with allowing_tf32() if tf32 else nullcontext():
+                moved = [find(x, y, randomness.derived(seed, "evaluate", number)) for number, x, y in batches]
+            for (number, _, y), x_adv in zip(batches, moved, strict=True):
+                parts[number] = classified(model, x_adv, y)
+                if advance is not None:
+                    advance(len(y))
     found = group.together({number: part.cpu() for number, part in parts.items()})
     return torch.cat(list(found.values()))
 
 
-def _judge(model: nn.Module, attack: Attack | None, *, tf32: bool) -> OnBatch:
-    """(x, y, generator) -> (B,) bool."""
+def _finder(model: nn.Module, attack: Attack | None, *, tf32: bool) -> OnBatch:
+    """(x, y, generator) -> the images to be judged."""
     if attack is None:
-        return lambda x, y, _: classified(model, x, y)
-    search = _search(searched(model, tf32=tf32), attack)
-
-    def judge(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-        with allowing_tf32() if tf32 else nullcontext():
-            moved = search(x, y, generator)
-        return classified(model, moved, y)
-
-    return judge
+        return lambda x, _, __: x
+    return _search(searched(model, tf32=tf32), attack)
 
 
 def _search(model: nn.Module, attack: Attack) -> OnBatch:
