@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from widemargin.cli.report import references
 from widemargin.config_files import to_dict, to_toml
 from widemargin.recipes import find_recipe
+from widemargin.reports.report import write_report
 
 PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 CLASSES = 10
@@ -248,3 +250,9 @@ def write_everything(folder: Path) -> Path:
     for seed in (0, 1):
         write_result(folder / "table1" / "mnist-mlp-st-emr" / f"seed-{seed}", seed=seed, clean=97.4 + 0.2 * seed)
     return folder
+
+
+def page_of(folder, **options):
+    out = folder.parent / f"{folder.name}-out" / "report.html"
+    write_report([folder], out, references=references(), **options)
+    return out.read_text(encoding="utf-8")

@@ -91,8 +91,8 @@ def test_early_stopping_is_refused(tiny):
     assert tiny(*settings, "averaging={decay=0.99}").stopping is not None
 
 
-class Asked(Exception):  # noqa: N818 - as a signal would
-    """Measuring ends here."""
+class LeftError(Exception):
+    """The epoch was left; the test needs no more of the run."""
 
 
 def test_a_measurement_that_is_left_leaves_the_statistics_of_both_as_they_were(tiny, tmp_path, monkeypatch):
@@ -111,11 +111,11 @@ def test_a_measurement_that_is_left_leaves_the_statistics_of_both_as_they_were(t
     monkeypatch.setattr(epoch, "finish_epoch", lambda *args, **options: (finish_epoch(*args, **options), stop())[1])
 
     def stop() -> None:
-        raise Asked
+        raise LeftError
 
     images = 'data={name="cifar10-embedded", train_limit=20, test_limit=10}'
     config = tiny("epochs=1", images, 'model={kind="resnet18", width=2}', "averaging={decay=0.9, beside=true}")
-    with pytest.raises(Asked):
+    with pytest.raises(LeftError):
         train(config, out=tmp_path)
     left = load_checkpoint(tmp_path / "last.safetensors")
     trained, averaged = seen

@@ -69,8 +69,8 @@ class RunConfig:
             raise InputError("stopping has no effect without a validation split; set data.held_out, or remove it")
         if self.stopping is not None and self.averaging is not None and self.averaging.beside:
             raise InputError(
-                "averaging.beside = true and stopping do not go together: the averaged weights are best later, and "
-                "would be stopped with the others; remove stopping, or set averaging.beside = false"
+                "averaging.beside = true and stopping do not go together: the two weights may be best at different "
+                "epochs, and stopping would end both at once; remove stopping, or set averaging.beside = false"
             )
 
     def _check_points(self) -> None:

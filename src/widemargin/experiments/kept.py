@@ -18,8 +18,7 @@ from widemargin.training import RunResult
 from widemargin.training.alarms import new_alarms
 from widemargin.training.claim import CONFIG
 from widemargin.training.log import METRICS, Line
-from widemargin.training.run_checkpoint import AVERAGED
-from widemargin.training.watch import MEASURED
+from widemargin.training.watch import AVERAGED, MEASURED
 
 PREFIX, ALARMS = f"{AVERAGED}_", "alarms"
 

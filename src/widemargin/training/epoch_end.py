@@ -21,7 +21,7 @@ from widemargin.training.selection import better
 from widemargin.training.signals import StopNowError
 from widemargin.training.state import TrainState
 from widemargin.training.underway import Run
-from widemargin.training.watch import Metrics, watch
+from widemargin.training.watch import AVERAGED, Metrics, watch
 
 
 def finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, began: float) -> None:
@@ -37,7 +37,7 @@ def finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, began
     except StopNowError:
         save_in_mid_epoch(state, run)  # every step of the epoch is done; what was measured will be measured again
         return
-    line |= measured | {f"averaged_{name}": value for name, value in beside.items()}
+    line |= measured | {f"{AVERAGED}_{name}": value for name, value in beside.items()}
     state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
     scores, scores_beside = _scores(measured), _scores(beside)
     if best := better(state.best, measured, state.epoch):

@@ -35,11 +35,10 @@ from widemargin.training.selection import describe_selection
 from widemargin.training.state import TrainState
 from widemargin.training.sync_batch_norm import has_own_statistics
 from widemargin.training.underway import Run
+from widemargin.training.watch import AVERAGED
 
-Metrics = Mapping[str, float]
-NOTHING: Metrics = {}
-AVERAGED = "averaged"
-"""The folder, in that of the run, of averaged weights that are judged beside the trained ones."""
+Scores = Mapping[str, float]
+NONE: Scores = {}
 
 
 def resume(state: TrainState, folder: Path) -> None:
@@ -60,7 +59,7 @@ def save_in_mid_epoch(state: TrainState, run: Run) -> None:
     save(state, run, "last", {})
 
 
-def save_at_epoch_end(state: TrainState, run: Run, scores: Metrics, beside: Metrics) -> None:
+def save_at_epoch_end(state: TrainState, run: Run, scores: Scores, beside: Scores) -> None:
     """Write the last checkpoint, unless the pause since the one before is not over; the end of the run makes up."""
     state.unsaved = scores, beside
     if run.group.any(time.monotonic() - state.saved_at >= run.options.checkpoint_pause):
@@ -73,11 +72,11 @@ def save_the_rest(state: TrainState, run: Run) -> None:
         save(state, run, "last", *state.unsaved)
 
 
-def save(state: TrainState, run: Run, which: Which, scores: Metrics, beside: Metrics = NOTHING) -> None:
+def save(state: TrainState, run: Run, which: Which, scores: Scores, beside: Scores = NONE) -> None:
     """Write that checkpoint; the first process does it for all. ``beside`` are the scores of weights beside."""
     training = {} if which == "best" else state.tensors()
     name, previous = (BEST, None) if which == "best" else (LAST, run.folder / PREVIOUS)
-    description = _describe(state, run, which, scores, averaged=state.average is not None and state.average_counts)
+    description = _describe(state, run, which, scores, averaged=state.judged is state.average)
     checkpoint = Checkpoint(dict(state.judged.state_dict()), training, description)
     if which == "last":
         save_beside(state, run, "last", beside)  # first: a crash between the two writes both again
@@ -88,7 +87,7 @@ def save(state: TrainState, run: Run, which: Which, scores: Metrics, beside: Met
         state.saved_at, state.unsaved = time.monotonic(), None
 
 
-def save_beside(state: TrainState, run: Run, which: Which, scores: Metrics) -> None:
+def save_beside(state: TrainState, run: Run, which: Which, scores: Scores) -> None:
     """Write the weights that are judged beside the model's, where there are any; for judging alone."""
     if state.beside is None:
         return
@@ -102,7 +101,7 @@ def save_beside(state: TrainState, run: Run, which: Which, scores: Metrics) -> N
             )
 
 
-def _describe(state: TrainState, run: Run, which: Which, scores: Metrics, *, averaged: bool) -> Description:
+def _describe(state: TrainState, run: Run, which: Which, scores: Scores, *, averaged: bool) -> Description:
     train = run.splits.train
     return Description(
         which=which,

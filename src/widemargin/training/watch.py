@@ -22,6 +22,8 @@ from widemargin.types import Nets
 Metrics = dict[str, float]
 MEASURED = ("validation_", "test_", "train_margin_")
 """What the names of measurements begin with."""
+AVERAGED = "averaged"
+"""Averaged weights that are judged beside the trained ones: their folder, and what their measurements begin with."""
 BATCH = 500
 """Images measured at once."""
 LIGHT: dict[type, tuple[int, int]] = {MLPConfig: (1024, 2500), CNNConfig: (3072, 1000)}

@@ -52,7 +52,7 @@ class GroupPlan:
     panels: Sequence[Panel]
 
 
-_AT_AVERAGED = (
+_RESNET_AT = (
     ("at-wd0.0005", "AT, weight decay 0.0005, as EMR", RED),
     ("at-wd0.0005-averaged", "the same, averaged", PURPLE),
     ("at-emr-averaged", "AT+EMR, averaged", GREEN),
@@ -85,7 +85,7 @@ def _regularized(prefix: str, kind: str) -> tuple[Line, ...]:
     name = kind.upper()
     rows = [(kind, name, GRAY), (f"{kind}-igr", f"{name}+IGR", YELLOW), (f"{kind}-emr", f"{name}+EMR", BLUE)]
     he = [(f"{kind}-he", f"{name}+HE", PURPLE)] if prefix == WRN else []
-    ours = _AT_AVERAGED if (prefix, kind) == (RESNET, "at") else ()
+    ours = _RESNET_AT if (prefix, kind) == (RESNET, "at") else ()
     return _lines(prefix, *rows, *he, *ours)
 
 
