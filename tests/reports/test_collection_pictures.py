@@ -1,10 +1,11 @@
 """The pictures show the numbers that were collected."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 
 import pytest
 from job_folders import write_job
+from matplotlib.colors import to_rgb
 
 from widemargin.reports.collection.collect import collect
 from widemargin.reports.collection.curve_picture import curve_figure, over_seeds
@@ -83,6 +84,46 @@ def test_epochs_that_one_seed_lacks_are_left_out(jobs, tmp_path):
     epochs, values = over_seeds(read_tree(tmp_path / "results"), "test_clean")
     assert epochs == [1, 2, 3]
     assert len(values) == 3
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """Every recipe that a picture shows, three seeds: the longest labels."""
+    place = tmp_path_factory.mktemp("everything")
+    shown = {line.recipe for plan in (*CURVES, *GROUPS) for panel in plan.panels for line in panel.lines}
+    for recipe, seed in product(sorted(shown), range(3)):
+        write_job(place / "runs", recipe, seed, epochs=2, later=() if recipe.startswith("mnist") else ("eps",))
+    collect([place / "runs"], place / "results")
+    return by_recipe(read_tree(place / "results"))
+
+
+PICTURES = (
+    *((curve_figure, plan) for plan in CURVES),
+    *((histogram_figure, plan) for plan in GROUPS[:2]),
+    *((eps_figure, plan) for plan in GROUPS[1:]),
+)
+
+
+@pytest.mark.parametrize(("draw", "plan"), PICTURES)
+def test_no_legend_runs_into_its_neighbour(draw, plan, everything):
+    figure = draw(plan, everything)
+    figure.canvas.draw()
+    legends = [axes.get_legend().get_window_extent() for axes in figure.axes]
+    assert not [pair for pair in combinations(legends, 2) if pair[0].overlaps(pair[1])]
+
+
+def test_a_weight_decay_has_one_color_and_a_larger_one_is_darker(everything):
+    figure = curve_figure(PLANS["figure1-margins.png"], everything)
+    panels = [{_before_numbers(line.get_label()): line.get_color() for line in a.lines} for a in figure.axes[1:]]
+    assert len(panels[0]) == len(panels[1]) == 5
+    assert all(panels[1][name] == color for name, color in panels[0].items() if name in panels[1])
+    for panel in panels:
+        light = [sum(to_rgb(color)) for color in panel.values()]
+        assert light == sorted(light, reverse=True)
+
+
+def _before_numbers(label):
+    return label.split(" (")[0]
 
 
 @pytest.mark.parametrize(("epochs", "marker"), [(1, "o"), (2, "None")])

@@ -7,13 +7,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.textpath import TextPath
 
 from widemargin.reports.collection.picture_plans import ACCURACY, CurvePlan, Line, Panel
 from widemargin.reports.collection.table_text import Jobs
 from widemargin.reports.collection.tree import CollectedJob
 from widemargin.reports.style import styled
 
-WIDTH, HEIGHT = 4.3, 3.4
+WIDTH, WIDE, HEIGHT = 4.3, 5.2, 3.4
+"""Inches of a panel; the wide ones are for pictures of a few panels in one row."""
+SMALL, POINTS = 8, 72
+"""The size of a legend's letters, in points; points to the inch."""
+BESIDE = 0.65
+"""Inches that a label of a legend has beside it: its line, space around both, and a share of the axis on the left."""
 FARTHEST = 60.0
 """No two images of these data sets are farther apart (L2): a larger margin is that of a network that says one thing."""
 
@@ -56,7 +62,7 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
     axes.set_ylabel(panel.unit)
     axes.grid(axis="y", color="#e9e9e9", linewidth=0.8)
     axes.set_axisbelow(True)
-    legend_below(axes, columns=2)
+    legend_below(axes, width=WIDTH)
 
 
 def _shown(curve: tuple[list[float], list[float]], panel: Panel) -> tuple[list[float], list[float]]:
@@ -75,9 +81,12 @@ def _scale(axes: Axes) -> None:
         axes.set_ylim(bottom=0)
 
 
-def legend_below(axes: Axes, *, columns: int) -> None:
-    """Under the axis, where it hides nothing."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, fontsize=8)
+def legend_below(axes: Axes, *, width: float) -> None:
+    """Under the axis, where it hides nothing; in two columns where they fit a panel of so many inches."""
+    labels = axes.get_legend_handles_labels()[1]
+    longest = max(TextPath((0, 0), label, size=SMALL).get_extents().width for label in labels) / POINTS
+    columns = 2 if 2 * (longest + BESIDE) <= width else 1
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, fontsize=SMALL)
 
 
 def empty(axes: Axes) -> None:

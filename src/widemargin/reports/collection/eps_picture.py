@@ -6,7 +6,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from widemargin.reports.collection.curve_picture import HEIGHT, empty, legend_below
+from widemargin.reports.collection.curve_picture import HEIGHT, WIDE, empty, legend_below
 from widemargin.reports.collection.picture_plans import ACCURACY, GroupPlan, Line, Panel
 from widemargin.reports.collection.table_text import Jobs
 from widemargin.reports.collection.tree import CollectedJob
@@ -26,7 +26,7 @@ def eps_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
     if not any(_judged(line, jobs) for panel in plan.panels for line in panel.lines):
         return None
     with styled():
-        figure = Figure(figsize=(5.2 * len(plan.panels), HEIGHT + 0.3), layout="constrained")
+        figure = Figure(figsize=(WIDE * len(plan.panels), HEIGHT + 0.3), layout="constrained")
         grid = figure.subplots(1, len(plan.panels), squeeze=False)
         for axes, panel in zip(grid.flat, plan.panels, strict=True):
             _draw(axes, panel, jobs)
@@ -53,7 +53,7 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
     axes.set_xlabel("eps (L∞)" if unit == 1 else f"eps (L∞), in 1/{LEVELS}")
     axes.grid(axis="y", color="#e9e9e9", linewidth=0.8)
     axes.set_axisbelow(True)
-    legend_below(axes, columns=2)
+    legend_below(axes, width=WIDE)
 
 
 def _draw_curve(axes: Axes, curve: Curve, unit: int, color: str, label: str) -> None:

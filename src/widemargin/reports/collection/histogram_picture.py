@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from widemargin.reports.collection.curve_picture import HEIGHT, empty, legend_below
+from widemargin.reports.collection.curve_picture import HEIGHT, WIDE, empty, legend_below
 from widemargin.reports.collection.picture_plans import GroupPlan, Line, Panel
 from widemargin.reports.collection.table_text import Jobs
 from widemargin.reports.collection.tree import Counts
@@ -25,7 +25,7 @@ def histogram_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
     if not any(_counts(line, jobs) for panel in plan.panels for line in panel.lines):
         return None
     with styled():
-        figure = Figure(figsize=(5.2 * len(plan.panels), HEIGHT), layout="constrained")
+        figure = Figure(figsize=(WIDE * len(plan.panels), HEIGHT), layout="constrained")
         grid = figure.subplots(1, len(plan.panels), squeeze=False)
         for axes, panel in zip(grid.flat, plan.panels, strict=True):
             _draw(axes, panel, jobs)
@@ -56,7 +56,7 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
     axes.axvline(0.0, color="black", linewidth=0.8)
     axes.set_xlabel(f"effective margin ({norm_title(shown[0][1][0].norm)}); left of 0: misclassified")
     axes.set_ylabel("share of images, %")
-    legend_below(axes, columns=2)
+    legend_below(axes, width=WIDE)
 
 
 def _together(found: Sequence[Counts]) -> Bins:

@@ -8,6 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 GRAY, BLUE, RED, GREEN, YELLOW, PURPLE = "#8a8d91", "#1768ac", "#d1495b", "#2e933c", "#edae49", "#5f4b8b"
+DECAY_COLORS = {
+    "0": "#bddf26",
+    "0.0001": "#4ac16d",
+    "0.0005": "#1fa187",
+    "0.001": "#2a788e",
+    "0.01": "#414487",
+    "0.1": "#440154",
+}
+"""The darker, the larger: the same in every picture."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +73,9 @@ def _lines(prefix: str, *rows: tuple[str, str, str]) -> tuple[Line, ...]:
 
 
 def _decays(prefix: str, *decays: str) -> tuple[Line, ...]:
-    colors = (RED, YELLOW, GREEN, BLUE, PURPLE)
     labels = [f"weight decay {decay}" if decay != "0" else "no weight decay" for decay in decays]
     rows = [f"st-wd{decay}" for decay in decays]
-    return _lines(prefix, *zip(rows, labels, colors, strict=True))
+    return _lines(prefix, *zip(rows, labels, [DECAY_COLORS[decay] for decay in decays], strict=True))
 
 
 def _compared(prefix: str, kind: str) -> tuple[Line, ...]:
