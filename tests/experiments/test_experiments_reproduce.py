@@ -41,6 +41,7 @@ def test_quick_rows_train_are_judged_and_compared(table, rows, tmp_path, capsys)
     wanted = rows.split(",") if rows else [row.recipe.name for row in all_tables()[table].rows]
     results = [json.loads(path.read_text()) for path in tmp_path.glob("*/seed-0/result.json")]
     assert len(results) == len(wanted)
+    assert all(name.split("/")[-1] in said.out for name in wanted), "a row's name is cut"
     for result in results:
         assert result["quick"] is True
         assert result["config"]["epochs"] == 2
@@ -60,6 +61,14 @@ def test_several_tables_share_what_they_have_in_common(tmp_path, capsys):
     assert "--rows: 'nonsense' is not in this table; its rows are mnist-mlp/st-wd0.1," in capsys.readouterr().err
     assert run(["reproduce", "table1,nonsense", "--quick", "--out", str(tmp_path)]) == 2
     assert "unknown table 'nonsense'" in capsys.readouterr().err
+
+
+def test_rows_of_two_networks_have_the_network_before_their_name(tmp_path, capsys):
+    command = ["reproduce", "approximation", "--quick", "--device", "cpu", "--out", str(tmp_path), "--max-time", "1s"]
+    run([*command, "--rows", "mnist-mlp/at-approximate-emr,cifar-cnn/at-approximate-emr"])
+    said = capsys.readouterr().out
+    assert "mnist-mlp/at-approximate-emr" in said
+    assert "cifar-cnn/at-approximate-emr" in said
 
 
 def test_what_one_table_has_anyway_is_judged_for_the_other(tmp_path, monkeypatch):

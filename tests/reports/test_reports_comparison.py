@@ -32,6 +32,11 @@ def test_a_row_not_run_has_the_papers_number_alone():
     assert compare(("clean",), {"clean": 98.0}, [])["clean"].text() == "- / 98.00"
 
 
+@pytest.mark.parametrize(("ours", "shown"), [(97.999, "+0.00"), (97.99, "-0.01"), (98.001, "+0.00"), (99.0, "+1.00")])
+def test_a_difference_that_rounds_to_nothing_is_not_below(ours, shown):
+    assert compare(("clean",), {"clean": 98.0}, [result(clean=ours)])["clean"].text().endswith(f"({shown})")
+
+
 def test_the_pgd_column_is_each_rows_own():
     assert compare(("pgd",), {"pgd": 15.0}, [result(clean=70.0, pgd10=16.0)])["pgd"].text() == "16.00 / 15.00 (+1.00)"
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Column
 from rich.table import Table as RichTable
 
 from widemargin.cli.alone import check_alone
@@ -25,6 +26,7 @@ from widemargin.experiments.worker import Failure
 from widemargin.experiments.workers import work_together
 from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes.tables import all_tables
+from widemargin.reports.collection.table_text import head
 from widemargin.reports.comparison import Cell, compare, markdown
 from widemargin.training.setup import choose_device
 
@@ -145,12 +147,19 @@ def _report(part: Part, path: Path, quick: bool) -> None:
     ]
     note = "quick runs: the numbers mean nothing" if quick else ""
     write_text_whole(path, markdown(table.title, columns, compared, note))
-    shown = RichTable("row", *columns, title=f"{table.title}: ours / paper (difference)", caption=note or None)
-    for name, cells in compared:
-        shown.add_row(name.split("/")[1], *(cells[column].text() for column in columns))
+    title = f"{table.title}: ours / paper (difference)"
+    shown = RichTable(Column("row", no_wrap=True), *map(head, columns), title=title, caption=note or None)
+    for name, (_, cells) in zip(_short([name for name, _ in compared]), compared, strict=True):
+        shown.add_row(name, *(cells[column].text() for column in columns))
     console = Console()
     console.print(shown)
     console.print(f"also in {path}", highlight=False)
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Without the network before them, where it is the same for all."""
+    families = {name.split("/")[0] for name in names}
+    return [name.split("/")[1] if len(families) == 1 else name for name in names]
 
 
 def _close(tasks: Sequence[Task], failures: Sequence[Failure], console: Console) -> None:

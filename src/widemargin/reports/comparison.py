@@ -27,8 +27,13 @@ class Cell:
         spread = "" if self.spread is None else f"±{self.spread:.2f}"
         ours = "-" if self.ours is None else f"{self.ours:.2f}{spread}"
         paper = "-" if self.paper is None else f"{self.paper:.2f}"
-        difference = "" if self.difference is None else f" ({self.difference:+.2f})"
+        difference = "" if self.difference is None else f" ({signed(self.difference)})"
         return f"{ours} / {paper}{difference}"
+
+
+def signed(difference: float) -> str:
+    """With its sign and two places; what rounds to nothing is not below."""
+    return f"{round(difference, 2) + 0.0:+.2f}"
 
 
 def compare(columns: Sequence[str], published: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Cell]:

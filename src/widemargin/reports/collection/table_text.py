@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from widemargin.reports.collection.paper import PaperRow, PaperTable
 from widemargin.reports.collection.tree import CollectedJob
-from widemargin.reports.comparison import Cell, compare
+from widemargin.reports.comparison import Cell, compare, signed
 from widemargin.reports.measures import attack_title
 from widemargin.reports.tables import plain
 
@@ -71,7 +71,7 @@ def cell_text(column: str, cell: Cell) -> str:
 def _difference(column: str, cell: Cell) -> str:
     if cell.difference is None:
         return ""
-    text = f"{round(cell.difference, 2) + 0.0:+.2f}"  # no "-0.00"
+    text = signed(cell.difference)
     if not is_far(column, cell):
         return f" ({text})"
     return f" (**{text}** {ABOVE if cell.difference > 0 else BELOW})"
