@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from widemargin.errors import InputError
 
@@ -51,11 +51,29 @@ def check_labels(owner: str, y: Tensor, *, batch: int, num_classes: int | None =
             )
 
 
+def check_model(owner: str, model: object) -> None:
+    """A model is a module: its mode and its parameters matter."""
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{owner}: the model comes first and must be a torch.nn.Module, got {type(model).__name__}; "
+            "put a function into a module's forward"
+        )
+
+
 def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
     """A classifier returns (B, K) with at least two classes."""
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != batch or logits.shape[1] < 2:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise InputError(f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}")
+        raise InputError(
+            f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}{_picked(logits)}"
+        )
+
+
+def _picked(logits: object) -> str:
+    """What to do about a model that returns more than its logits."""
+    if isinstance(logits, Tensor):
+        return ""
+    return "; wrap it in a module whose forward returns the logits alone, such as model(x).logits or model(x)[0]"
 
 
 def check_number(name: str, value: object, *, fits: Callable[[float], bool], rule: str, hint: str) -> None:

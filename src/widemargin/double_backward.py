@@ -1,6 +1,6 @@
 """A forward pass that can be differentiated twice: correctly, and without the waste of the stock operators.
 
-The penalties need d/d(parameters) of an input gradient, so autograd runs backward through backward. Four things spoil
+The penalties need d/d(parameters) of an input gradient, so autograd runs backward through backward. Five things spoil
 that, and ``differentiable_twice()`` repairs them while a model's own, unchanged ``forward`` runs:
 
 - ``relu``: its second derivative is written as a zero tensor that is then pushed through the whole network, two
@@ -10,6 +10,7 @@ that, and ``differentiable_twice()`` repairs them while a model's own, unchanged
   train-mode forward overwrites them; the penalty's gradient is then silently wrong. The affine form reads them now.
 - batch norm in training mode, or without running statistics, couples the samples: a per-sample input gradient does not
   exist. Refused.
+- ``hardsigmoid`` has no second derivative at all; as a clamp it has.
 - fused attention and torch.compile have no second derivative: the plain operators run instead.
 """
 
@@ -45,6 +46,10 @@ def _relu_in_place(input: Tensor) -> Tensor:
 def _leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     slope = torch.full_like(input, negative_slope, requires_grad=False).masked_fill_(input > 0, 1.0)
     return input.mul_(slope) if inplace else input * slope
+
+
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    return input.mul_(1 / 6).add_(0.5).clamp_(0, 1) if inplace else (input / 6 + 0.5).clamp(0, 1)
 
 
 def refuse_coupling_batch_norm(training: bool, running_mean: Tensor | None, running_var: Tensor | None) -> None:
@@ -85,6 +90,7 @@ _REWRITES: dict[Callable[..., Any], Callable[..., Tensor]] = {
     torch.relu_: _relu_in_place,
     Tensor.relu_: _relu_in_place,
     F.leaky_relu: _leaky_relu,
+    F.hardsigmoid: _hardsigmoid,
     F.batch_norm: _batch_norm,
 }
 

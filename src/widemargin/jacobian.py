@@ -8,10 +8,10 @@ c_i J_i. A set of M such products costs M backward passes; the vectorised form r
 import torch
 from torch import Tensor, nn
 
-from widemargin.checks import check_batch, check_count, check_logits
+from widemargin.checks import check_batch, check_count, check_logits, check_model
 from widemargin.double_backward import differentiable_twice
 from widemargin.errors import InputError
-from widemargin.modes import evaluating
+from widemargin.modes import evaluating, without_ddp
 
 
 def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor, Tensor]:
@@ -19,7 +19,9 @@ def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor,
 
     Logits are float32 or wider whatever the model computes in, so that softmax and squares do not lose small values.
     """
+    check_model(owner, model)
     check_batch(owner, x)
+    model = without_ddp(model)
     leaf = x.detach().requires_grad_(True)
     with evaluating(model), differentiable_twice():
         logits = model(leaf)

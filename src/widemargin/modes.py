@@ -1,7 +1,8 @@
 """Run a model in another mode and put every flag back, submodule by submodule.
 
 ``model.train(was_training)`` would not do: a user may keep one frozen batch norm in evaluation mode inside a model that
-trains, and that must survive.
+trains, and that must survive. Setting the flags alone would not do either: a module's own ``train`` may do more, such
+as merging weights for evaluation, and what it did on the way in it must undo on the way out.
 """
 
 from collections.abc import Iterator
@@ -18,13 +19,26 @@ Buffers = list[tuple[nn.Module, str, Tensor]]
 @contextmanager
 def in_mode(model: nn.Module, mode: ModelMode) -> Iterator[None]:
     """Put every submodule into evaluation or training mode, then restore each one's own flag."""
+    wanted = mode == "train"
     before = [(module, module.training) for module in model.modules()]
+    if all(training == wanted for _, training in before):
+        yield
+        return
     try:
-        model.train(mode == "train")
+        model.train(wanted)
         yield
     finally:
+        model.train(before[0][1])
+        for module, training in before:
+            if module.training != training:
+                module.train(training)
         for module, training in before:
             module.training = training
+
+
+def without_ddp(model: nn.Module) -> nn.Module:
+    """The network inside DistributedDataParallel: its own forward prepares for gradients that are not taken here."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def evaluating(model: nn.Module) -> AbstractContextManager[None]:

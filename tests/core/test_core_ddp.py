@@ -1,4 +1,4 @@
-"""A penalty in somebody's own loop with DistributedDataParallel, in a process of its own."""
+"""An attack and a penalty in somebody's own loop with DistributedDataParallel, in a process of its own."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ LOOP = """
 import sys, torch, torch.distributed as dist, torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from widemargin import ExactEMR
+from widemargin import PGD, ExactEMR
 
 def make():
     torch.manual_seed(0)
@@ -20,12 +20,16 @@ dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, wor
 alone = make()
 shared = make()
 wrapped = DDP(shared, **{sys.argv[2]: True})
+calls = []
+wrapped.register_forward_pre_hook(lambda *_: calls.append(1))
 for _ in range(2):
     for net, model in ((alone, alone), (shared, wrapped)):
         net.zero_grad()
-        (F.cross_entropy(model(x), y) + ExactEMR()(model, x).mean()).backward()
+        x_adv = PGD(eps=0.1, step_size=0.05, steps=3)(model, x, y)
+        (F.cross_entropy(model(x_adv), y) + ExactEMR()(model, x_adv).mean()).backward()
 for ours, expected in zip(shared.parameters(), alone.parameters(), strict=True):
     torch.testing.assert_close(ours.grad, expected.grad)
+assert len(calls) == 2, "only the loss goes through the wrapper, which counts on a backward pass after each forward"
 print("the same")
 """
 

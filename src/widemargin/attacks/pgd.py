@@ -12,10 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from widemargin import randomness
-from widemargin.checks import check_count, check_images, check_labels, check_logits, check_number, choice, pixel_hint
+from widemargin.checks import (
+    check_count,
+    check_images,
+    check_labels,
+    check_logits,
+    check_model,
+    check_number,
+    choice,
+    pixel_hint,
+)
 from widemargin.errors import InputError
 from widemargin.losses import cross_entropy
-from widemargin.modes import frozen, in_mode
+from widemargin.modes import frozen, in_mode, without_ddp
 from widemargin.threat import Threat, make_threat
 from widemargin.types import Goal, ModelMode, Norm, RandomStart
 
@@ -63,11 +72,13 @@ class PGD:
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Attack the images x with labels y; ``start`` is the first point, used as it is."""
+        check_model("PGD", model)
         check_images("PGD", x)
         check_labels("PGD", y, batch=len(x))
         y = y.long()
         threat = make_threat(self.norm, self.eps)
         point = self._first_point(threat, x, generator) if start is None else _given(start, x)
+        model = without_ddp(model)
         with in_mode(model, self.mode), frozen(model):
             return climb(model, x, y, threat, point, self.step_size, self.steps, goal or cross_entropy)
 

@@ -25,11 +25,12 @@ SHAPES += ["pixel_shuffle", "pixel_unshuffle", "contiguous", "clone", "to", "flo
 AVERAGES = ["mean", "sum", "avg_pool1d", "avg_pool2d", "avg_pool3d"]
 AVERAGES += ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"]
 PIECEWISE = ["max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d"]
-PIECEWISE += ["abs", "maximum", "minimum"]
+PIECEWISE += ["abs", "maximum", "minimum", "hardsigmoid"]
 CURVED = ["sigmoid", "tanh", "silu", "gelu", "softplus", "elu", "celu", "selu", "mish", "hardswish", "logsigmoid"]
 CURVED += ["exp", "square", "sqrt", "rsqrt", "softmax", "normalize", "layer_norm", "group_norm"]
 
 _QUOTIENTS = ("div", "divide", "rdiv")
+PRODUCTS = ("mul", "multiply", *_QUOTIENTS)
 _DUNDERS = {"__getitem__": "getitem", "__rsub__": "rsub", "__rdiv__": "rdiv"}
 _OTHER_ARGUMENTS: set[Any] = {torch.batch_norm, F.elu_}
 
@@ -38,7 +39,7 @@ def kind_of(name: str, *, inputs: int, divides: bool) -> Kind:
     """How an operator depends on its ``inputs``, those that come from the images; ``divides``: by one of them."""
     if name in PIECEWISE:
         return "piecewise"
-    product = name in ("mul", "multiply", *_QUOTIENTS) and inputs > 1
+    product = name in PRODUCTS and inputs > 1
     return "curved" if name in CURVED or product or divides else "linear"
 
 

@@ -52,6 +52,13 @@ class Operator:
     """Values at the forward pass; of a linear operator the layout is enough."""
     names: list[str]
     """The parameters' names, for the inputs at the end."""
+    multiplies: bool = False
+    """Whether it is a product or a quotient."""
+
+    @property
+    def factors(self) -> list[str]:
+        """The parameters that change a tangent wherever the activations are."""
+        return self.names if self.multiplies else []
 
     @property
     def curved(self) -> bool:
@@ -145,4 +152,10 @@ def _for_each(function: Callable[..., Any], *vectors: Tensor) -> Any:
     if len(vectors[0]) == 1:
         result = function(*[vector[0] for vector in vectors])
         return tuple(r.unsqueeze(0) for r in result) if isinstance(result, tuple) else result.unsqueeze(0)
-    return torch.func.vmap(function)(*vectors)
+    try:
+        return torch.func.vmap(function)(*vectors)
+    except RuntimeError:  # layer norm under autocast on a CPU, for one, has no batched form
+        results = [function(*each) for each in zip(*vectors, strict=True)]
+    if isinstance(results[0], tuple):
+        return tuple(torch.stack(slot) for slot in zip(*results, strict=True))
+    return torch.stack(results)

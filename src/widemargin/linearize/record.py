@@ -70,7 +70,8 @@ def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor
 
 def _check_hooks(model: nn.Module) -> None:
     """Hooks on a module's backward pass may change gradients; no such pass is run here."""
-    if any(module._backward_hooks or module._backward_pre_hooks for module in model.modules()):
+    everywhere = nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks
+    if everywhere or any(module._backward_hooks or module._backward_pre_hooks for module in model.modules()):
         raise NotLinear("hooks on the backward pass")
 
 
@@ -84,8 +85,9 @@ def _check_transforms() -> None:
 
 def _check_trains(tape: Tape) -> None:
     """A penalty that trains nothing is refused, in the words of the other way."""
-    names = ["weight_name", "names", *["bias_name"] * tape.curved]  # a bias acts by moving activations along a curve
-    if not any(getattr(entry.layer, name, None) for entry in tape.entries for name in names):
+    acting = ["weight_name", "factors"]
+    moving = ["bias_name", "names"] if tape.curved else []  # what is added acts by moving activations along a curve
+    if not any(getattr(entry.layer, name, None) for entry in tape.entries for name in acting + moving):
         raise NotLinear("no parameter that is trained changes an input gradient")
 
 
@@ -174,7 +176,9 @@ class _Recorder(TorchFunctionMode):
         result = func(*args, **options)
         if versions != [_version(tensor) for tensor in may_not_change]:
             raise NotLinear("a constant into which an activation or a parameter is written")
-        self._know([output for output in tensors_in(result) if constant or not _has_fractions(output)])
+        outputs = tensors_in(result)
+        self._know([output for output in outputs if constant or not _has_fractions(output)])
+        self.aliased |= {id(t) for t in tensors if self._depends(t) and any(_share(t, output) for output in outputs)}
         return result
 
     def _changed(self, func: Function, args: Any, options: Any, given: list[Tensor]) -> Tensor:
@@ -244,6 +248,11 @@ def _refuse_effects(func: Function, options: dict[str, Any]) -> None:
 def _has_fractions(tensor: Tensor) -> bool:
     """Whether it can carry a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _share(tensor: Tensor, other: Tensor) -> bool:
+    """Whether a change of one in place is a change of the other."""
+    return tensor is not other and torch._C._is_alias_of(tensor, other)  # type: ignore[attr-defined]
 
 
 def _version(tensor: Tensor) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from widemargin.double_backward import refuse_coupling_batch_norm
-from widemargin.linearize.known import divides_by, kind_of
+from widemargin.linearize.known import PRODUCTS, divides_by, kind_of
 from widemargin.linearize.layers import Affine, BatchNorm, Convolution, Slopes, Sum
 from widemargin.linearize.nests import mapped, tensors_in
 from widemargin.linearize.operators import Operator
@@ -205,6 +205,7 @@ def _operator(call: Call) -> Layer:
         kind=kind_of(call.name, inputs=len(inputs), divides=call.depends(divisor)),
         inputs=[*inputs, *trained.values()],
         names=[*trained],
+        multiplies=call.name in PRODUCTS,
     )
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.attacks import FGSM, PGD
-from widemargin.checks import choice
+from widemargin.checks import check_logits, choice
 from widemargin.errors import InputError
 from widemargin.losses import kl_divergence
-from widemargin.modes import in_mode
+from widemargin.modes import in_mode, without_ddp
 from widemargin.types import Goal
 
 Inner = Literal["kl", "ce"]
@@ -39,6 +39,9 @@ def find_adversarial(
 
 def away_from_clean(model: nn.Module, x: Tensor, attack: PGD | FGSM) -> Goal:
     """KL(p(x) || p(x')) as a goal, p(x) computed now and held."""
+    model = without_ddp(model)
     with torch.no_grad(), in_mode(model, attack.mode):
-        clean = model(x).detach()
+        logits = model(x)
+    check_logits("attack", logits, batch=len(x))
+    clean = logits.detach()
     return lambda logits, y: kl_divergence(clean, logits)  # noqa: ARG005 - a goal's signature

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from widemargin.errors import InputError
 
 
-def check_gradient_is_possible(owner: str, model: nn.Module) -> None:
-    """A penalty called where it cannot train anything says so."""
+def check_gradient_is_possible(owner: str, model: nn.Module, x: Tensor) -> None:
+    """A penalty called where it cannot train anything, or not what made its images, says so."""
     if torch.is_inference_mode_enabled():
         raise InputError(f"{owner}: called under torch.inference_mode(), where no gradient exists; leave it first")
     if not torch.is_grad_enabled():
@@ -20,14 +20,39 @@ def check_gradient_is_possible(owner: str, model: nn.Module) -> None:
             f"{owner}: no parameter of the model requires a gradient, so the penalty would train nothing; "
             f"unfreeze the model, or use {owner}.value(...) to measure"
         )
+    if x.grad_fn is not None:
+        raise InputError(
+            f"{owner}: the images are the result of something that is differentiated, which the penalty would not "
+            "train; give the whole network and its images, or detach them: x.detach()"
+        )
 
 
-def check_carries_gradient(owner: str, penalty: Tensor) -> Tensor:
-    """The penalty reaches the parameters: without this a lost graph would train on without the penalty."""
-    if not penalty.requires_grad:
+def trained_by(owner: str, penalty: Tensor, leaf: Tensor) -> list[Tensor]:
+    """The parameters that the penalty's graph reaches, beside the images' leaf, in the model or outside of it.
+
+    None is refused: without this a lost graph would train on without the penalty. That the penalty requires a gradient
+    proves nothing, for a second derivative may depend on the images alone.
+    """
+    found = [tensor for tensor in _leaves(penalty) if tensor is not leaf]
+    if not found:
         raise InputError(
             f"{owner}: the penalty does not depend on the parameters; the model's forward loses the graph of the input "
             "gradient (a custom backward without a second derivative, or a compiled part), or what is trained does not "
             "change it (biases alone, say)"
         )
-    return penalty
+    return found
+
+
+def _leaves(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a backward pass from here would give gradients to."""
+    waiting, seen, leaves = [tensor.grad_fn], set(), []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves.append(variable)
+        waiting += [following for following, _ in node.next_functions]
+    return leaves

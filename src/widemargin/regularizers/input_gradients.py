@@ -4,16 +4,17 @@ By forward and reverse sweeps over the model's layers (``linearize``) where all 
 (``double_backward``) for any other model. Both are exact; a test holds one against the other.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from widemargin.checks import check_batch, check_logits
+from widemargin.checks import check_batch, check_logits, check_model
 from widemargin.jacobian import logits_and_leaf, vector_jacobian_products
 from widemargin.linearize import Cotangents, NotLinear, PlainStages, Stages, squared_lengths, squared_products
-from widemargin.modes import copied_buffers, evaluating, with_buffers
-from widemargin.regularizers.constancy import check_carries_gradient, check_gradient_is_possible
+from widemargin.modes import copied_buffers, evaluating, with_buffers, without_ddp
+from widemargin.regularizers.constancy import check_gradient_is_possible, trained_by
 
 
 def squared_input_gradients(
@@ -24,10 +25,11 @@ def squared_input_gradients(
     ``constant``: the cotangents, though computed from the logits, are not differentiated. Memory is that of ``at_once``
     cotangents, however many there are.
     """
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        model = model.module  # its own forward would mark parameters as unused: no graph is made here
-    check_gradient_is_possible(owner, model)
+    check_model(owner, model)
     check_batch(owner, x)
+    model = without_ddp(model)
+    check_gradient_is_possible(owner, model, x)
+    x = x.clone() if x.is_inference() else x
 
     def checked(logits: Tensor) -> Tensor:
         check_logits(owner, logits, batch=len(x))
@@ -68,18 +70,21 @@ def by_double_backward(
 ) -> Tensor:
     """The same for any model that can be differentiated twice.
 
-    A graph of second order is kept for up to ``at_once`` cotangents; beyond, each chunk's graph is built again when
-    gradients are asked for, at the price of one more backward pass per cotangent.
+    A graph of second order is kept for up to ``at_once`` cotangents; beyond, the graph of the forward pass is kept and
+    each chunk's own is built again when gradients are asked for, at the price of one more backward pass per cotangent.
     """
-    logits, leaf = logits_and_leaf(model, x, owner=owner)
+    with with_buffers(copied_buffers(model)):  # the graph keeps them; a train-mode forward may change the model's own
+        logits, leaf = logits_and_leaf(model, x, owner=owner)
     vectors = cotangents(logits.detach() if constant else logits)
-    if len(vectors) <= at_once or not constant:
-        products = vector_jacobian_products(logits, leaf, vectors, create_graph=True)
-        return check_carries_gradient(owner, squared_lengths(products))
-    del logits, leaf
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    penalty: Tensor = _Recomputed.apply(owner, model, x, vectors, at_once, *parameters)  # type: ignore[no-untyped-call]
-    return penalty
+    whole = len(vectors) <= at_once or not constant
+    products = vector_jacobian_products(logits, leaf, vectors if whole else vectors[:1], create_graph=True)
+    penalty = squared_lengths(products)
+    parameters = trained_by(owner, penalty, leaf)
+    if whole:
+        return penalty
+    del products, penalty  # and their graph
+    many: Tensor = _Chunks.apply((logits, leaf), vectors.split(at_once), *parameters)  # type: ignore[no-untyped-call]
+    return many
 
 
 def _sum_of_chunks(logits: Tensor, leaf: Tensor, vectors: Tensor, at_once: int) -> Tensor:
@@ -89,37 +94,32 @@ def _sum_of_chunks(logits: Tensor, leaf: Tensor, vectors: Tensor, at_once: int) 
     return total
 
 
-class _Recomputed(torch.autograd.Function):
-    """The penalty of many cotangents: chunks of them are differentiated one after the other, forgetting each graph."""
+class _Chunks(torch.autograd.Function):
+    """The penalty of many cotangents on one graph of the forward pass: the second-order graph of each chunk is made,
+    used and forgotten, once for the value and once more for the gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, owner: str, model: nn.Module, x: Tensor, vectors: Tensor, at_once: int, *parameters: Tensor
-    ) -> Tensor:
-        # Saved by torch, images and parameters that are changed before backward() raise; the statistics are copied.
-        ctx.save_for_backward(x, *parameters)
-        ctx.owner, ctx.model, ctx.buffers = owner, model, copied_buffers(model)
-        ctx.autocast = torch.is_autocast_enabled(x.device.type), torch.get_autocast_dtype(x.device.type)
-        ctx.chunks = vectors.split(at_once)
-        with torch.enable_grad():
-            logits, leaf = logits_and_leaf(model, x, owner=owner)
-        return _sum_of_chunks(logits, leaf, vectors, at_once)
+    def forward(ctx: Any, graph: tuple[Tensor, Tensor], chunks: Sequence[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(*parameters)  # one of them changed before backward() raises
+        ctx.graph, ctx.chunks = graph, chunks
+        logits, leaf = graph
+        lengths = [squared_lengths(vector_jacobian_products(logits, leaf, c, keep_graph=True)) for c in chunks]
+        return torch.stack(lengths).sum(0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
-        x, *parameters = ctx.saved_tensors
-        enabled, dtype = ctx.autocast
+        parameters, (logits, leaf) = ctx.saved_tensors, ctx.graph
         sums: list[Tensor | None] = [None] * len(parameters)
         for chunk in ctx.chunks:
             with torch.enable_grad():
-                with with_buffers(ctx.buffers), torch.autocast(x.device.type, dtype=dtype, enabled=enabled):
-                    logits, leaf = logits_and_leaf(ctx.model, x, owner=ctx.owner)
-                products = vector_jacobian_products(logits, leaf, chunk, create_graph=True)
-                penalty = check_carries_gradient(ctx.owner, squared_lengths(products))
-            gradients = torch.autograd.grad(penalty, parameters, weights, allow_unused=True)
+                penalty = squared_lengths(vector_jacobian_products(logits, leaf, chunk, create_graph=True))
+            gradients = torch.autograd.grad(penalty, parameters, weights, retain_graph=True, allow_unused=True)
+            del penalty  # with its graph, before the next one is made
             sums = [_add(total, gradient) for total, gradient in zip(sums, gradients, strict=True)]
-        return None, None, None, None, None, *sums
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            del ctx.graph, ctx.chunks  # as torch frees what it saved
+        return None, None, *sums
 
 
 def _add(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:

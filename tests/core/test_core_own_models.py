@@ -1,0 +1,235 @@
+"""Models as people bring them: with their own ``train``, with parts outside, random, scripted, without a graph."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oracles import exact_emr_slowly, images, labels, relu_net, seeded
+from widemargin import PGD, ApproximateEMR, ExactEMR, InputError, StochasticEMR, effective_margin
+from widemargin.objectives import Trades
+from widemargin.types import Nets
+
+PENALTIES = [ApproximateEMR(temperature=1.0), ExactEMR(), ExactEMR(classes_at_once=2), StochasticEMR(projections=2)]
+ATTACK = PGD(eps=0.1, step_size=0.05, steps=2)
+USES: list[Callable[[nn.Module, Tensor, Tensor], object]] = [
+    lambda model, x, y: ATTACK(model, x, y),
+    lambda model, x, y: effective_margin(model, x, y),
+    *[lambda model, x, y, emr=emr: emr(model, x) for emr in PENALTIES],  # type: ignore[misc]
+]
+
+
+class Module(nn.Module):
+    """A forward and the parts it needs."""
+
+    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.run = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
+class Merging(nn.Linear):
+    """Adds a product of its own to its weights for evaluation and takes it away again for training."""
+
+    def __init__(self) -> None:
+        super().__init__(15, 4)
+        self.product, self.merged = nn.Parameter(torch.randn(4, 15)), False
+
+    def train(self, mode: bool = True) -> "Merging":
+        super().train(mode)
+        if self.merged == mode:
+            self.weight.data += (-1 if mode else 1) * self.product.data
+            self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight if self.merged else self.weight + self.product, self.bias)
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_module_does_when_its_mode_changes_is_undone(use, training):
+    model = seeded(0, lambda: nn.Sequential(nn.Flatten(), Merging())).train(training)
+    before = model[1].weight.detach().clone(), model[1].merged
+    use(model, images(3, 1, 3, 5), labels(3, 4))
+    assert model[1].merged == before[1] == (not training)
+    torch.testing.assert_close(model[1].weight.detach(), before[0], rtol=0, atol=1e-14)
+    assert model.training == model[1].training == training
+
+
+def test_a_merged_part_of_a_model_in_training_stays_merged():
+    model = seeded(0, lambda: nn.Sequential(nn.Flatten(), Merging())).train()
+    model[1].eval()
+    ATTACK(model, images(3, 1, 3, 5), labels(3, 4))
+    assert (model.training, model[1].training, model[1].merged) == (True, False, True)
+
+
+@pytest.mark.parametrize("classes_at_once", [2, 16])
+def test_parameters_outside_the_model_are_trained_too(classes_at_once):
+    torch.manual_seed(0)
+    outside = nn.Linear(15, 6).double()
+    model = Module(lambda self, x: self.head(F.softsign(outside(x.flatten(1)))), head=nn.Linear(6, 5).double())
+    x = images(3, 1, 3, 5)
+    found = torch.autograd.grad(ExactEMR(classes_at_once=classes_at_once)(model, x).sum(), outside.weight)[0]
+    expected = torch.autograd.grad(exact_emr_slowly(model, x).sum(), outside.weight)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("classes_at_once", [2, 16])
+def test_a_random_forward_runs_once_for_value_and_gradient(classes_at_once):
+    head = seeded(0, lambda: nn.Linear(15, 7, bias=False))
+    model = Module(lambda self, x: self.head(F.dropout(x.flatten(1), 0.5, training=True)), head=head)
+    penalty = ExactEMR(classes_at_once=classes_at_once)(model, images(4, 1, 3, 5)).sum()
+    (gradient,) = torch.autograd.grad(penalty, head.weight)
+    torch.testing.assert_close((gradient * head.weight).sum(), 2 * penalty)  # quadratic in the weights
+
+
+@pytest.mark.parametrize("emr", PENALTIES)
+def test_a_penalty_that_trains_nothing_is_refused(emr):
+    x = images(3, 2, 4, 5)
+    norm = seeded(
+        0, lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 4))
+    )
+    norm.requires_grad_(False)
+    norm[1].bias.requires_grad_(True)
+    with pytest.raises(InputError, match="does not depend on the parameters"):
+        emr(norm, x)
+    frozen = relu_net(shape=(2, 4, 5)).requires_grad_(False)
+    prompt = nn.Parameter(torch.zeros(2, 4, 5, dtype=torch.float64))
+    added = Module(lambda self, x: self.net(x + self.prompt), net=frozen, prompt=prompt)
+    with pytest.raises(InputError, match="does not depend on the parameters"):
+        emr(added, x)
+    scaled = Module(lambda self, x: self.net(x * (self.prompt)), net=frozen, prompt=nn.Parameter(prompt.detach() + 1))
+    emr(scaled, x).sum().backward()
+    assert scaled.prompt.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("emr", PENALTIES)
+def test_images_with_a_graph_are_refused_and_those_of_inference_mode_taken(emr):
+    backbone, head = seeded(0, lambda: nn.Linear(15, 15)), relu_net()
+    with pytest.raises(
+        InputError, match=r"the images are the result of something that is differentiated.*x.detach\(\)"
+    ):
+        emr(head, backbone(images(3, 15)).unflatten(1, (1, 3, 5)))
+    emr(head, images(3, 1, 3, 5).requires_grad_(True)).sum().backward()
+    with torch.inference_mode():
+        x = images(3, 1, 3, 5)
+    emr(head, x).sum().backward()
+
+
+@pytest.mark.parametrize("emr", PENALTIES)
+@pytest.mark.parametrize("kind", ["scripted", "torch.batch_norm"])
+def test_statistics_that_change_before_backward_do_not_matter(emr, kind):
+    def by_hand(self: Module, x: Tensor) -> Tensor:
+        norm = self.norm
+        moving = norm.weight, norm.bias, norm.running_mean, norm.running_var
+        return self.head(torch.batch_norm(self.conv(x), *moving, self.training, 0.1, 1e-5, False).relu().flatten(1))
+
+    def gradients(after: bool) -> tuple[Tensor, ...]:
+        norm = seeded(1, lambda: nn.BatchNorm2d(3)).double()
+        parts = seeded(0, lambda: nn.Conv2d(2, 3, 2)).double(), norm, seeded(2, lambda: nn.Linear(36, 4)).double()
+        if kind == "scripted":
+            model: Any = torch.jit.script(nn.Sequential(*parts[:2], nn.ReLU(), nn.Flatten(), parts[2]))
+        else:
+            model = Module(by_hand, conv=parts[0], norm=norm, head=parts[2])
+        x = images(3, 2, 4, 5)
+        penalty = emr(model, x, generator=torch.Generator().manual_seed(0)).sum()
+        if after:
+            model(x)
+        wanted = [p for name, p in model.named_parameters() if name.endswith("weight")]
+        return torch.autograd.grad(penalty, wanted)
+
+    torch.testing.assert_close(gradients(after=True), gradients(after=False), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("emr", PENALTIES)
+def test_layer_norm_under_autocast(emr, dtype):
+    layers = nn.Linear(15, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4)
+    model = nn.Sequential(nn.Flatten(), *layers)
+    x = images(3, 1, 3, 5, dtype=torch.float32)
+    with torch.autocast("cpu", dtype):
+        penalty = emr(model, x, generator=torch.Generator().manual_seed(0))
+    wide = emr(model, x, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(penalty, wide, rtol=0.1, atol=0)
+    penalty.sum().backward()
+
+
+def test_a_view_by_an_operator_we_do_not_know_keeps_the_tensor_from_being_changed_aside():
+    def forward(self: Module, x: Tensor) -> Tensor:
+        h = self.conv(x)
+        keep = h.detach()
+        h.add_(0.3)
+        return self.head((h * (keep > 0)).flatten(1))
+
+    parts = {
+        "conv": seeded(0, lambda: nn.Conv2d(2, 3, 2)).double(),
+        "head": seeded(1, lambda: nn.Linear(36, 4)).double(),
+    }
+    model, x = Module(forward, **parts), images(3, 2, 4, 5)
+    torch.testing.assert_close(ExactEMR()(model, x), exact_emr_slowly(model, x))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("known", [True, False])
+def test_hardsigmoid_on_both_ways(inplace, known):
+    def forward(self: Module, x: Tensor) -> Tensor:
+        gate = F.hardsigmoid(4 * self.gate(x.flatten(1)), inplace=inplace)
+        h = gate if known else torch.special.expit(gate)  # an operator the tape does not have
+        return self.head(h)
+
+    parts = {"gate": seeded(0, lambda: nn.Linear(15, 9)).double(), "head": seeded(1, lambda: nn.Linear(9, 4)).double()}
+    model, x = Module(forward, **parts), images(3, 1, 3, 5)
+    penalty = ExactEMR()(model, x)
+    eps, weight = 1e-6, model.gate.weight
+    (gradient,) = torch.autograd.grad(penalty.sum(), weight)
+    with torch.no_grad():
+        sums = []
+        for sign in (1, -1):
+            weight[0, 0] += sign * eps
+            sums.append(ExactEMR().value(model, x).sum())
+            weight[0, 0] -= sign * eps
+    torch.testing.assert_close(gradient[0, 0], (sums[0] - sums[1]) / (2 * eps), rtol=1e-5, atol=1e-8)
+
+
+def test_hooks_on_every_modules_backward_pass_are_obeyed():
+    model, x = relu_net(), images(3, 1, 3, 5)
+    plain = ApproximateEMR(temperature=1.0)(model, x)
+    hook = nn.modules.module.register_module_full_backward_hook(
+        lambda module, into, _: (
+            tuple(None if g is None else 2 * g for g in into) if isinstance(module, nn.Linear) else None
+        )
+    )
+    try:
+        doubled = ApproximateEMR(temperature=1.0)(model, x)
+    finally:
+        hook.remove()
+    assert (doubled > 3 * plain).all()
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_is_no_module_or_returns_more_than_logits_is_named(use):
+    net, x, y = relu_net(), images(3, 1, 3, 5), labels(3, 4)
+    with pytest.raises(InputError, match=r"must be a torch\.nn\.Module, got function; put a function into"):
+        use(lambda x: net(x), x, y)
+    for wrapped in (
+        Module(lambda self, x: (self.net(x), x), net=net),
+        Module(lambda self, x: {"logits": self.net(x)}, net=net),
+    ):
+        with pytest.raises(InputError, match=r"got (tuple|dict); wrap it in a module whose forward returns the logits"):
+            use(wrapped, x, y)
+
+
+def test_trades_names_a_model_that_returns_more_than_logits():
+    model = Module(lambda self, x: (self.net(x), x), net=relu_net())
+    with pytest.raises(InputError, match="got tuple; wrap it"):
+        Trades(attack=PGD(eps=0.1, step_size=0.05, steps=2, random_start="gaussian"), beta=6.0)(
+            Nets(model), images(3, 1, 3, 5), labels(3, 4), epoch=0
+        )
