@@ -191,3 +191,11 @@ def test_the_black_box_wins_where_gradients_are_masked(short):
         "pgd-far-above-autoattack",
         "black-box-wins",
     }
+
+
+@pytest.mark.parametrize(("step", "rings"), [(1e-6, True), (0.0049, True), (0.005, False), (None, False)])
+def test_steps_that_cannot_reach_eps_ring(step, rings):
+    settings = EvaluationSettings(attacks=("clean", "fgsm", "pgd20", "autoattack"), eps=(0.1,), step_size=step)
+    assert names(alarms_of_numbers({"clean": 90.0, "pgd20": 80.0}, settings)) == ["steps-too-short"] * rings
+    cut = EvaluationSettings(attacks=("pgd20",), eps=(0.1,), step_size=0.01, max_steps=2)
+    assert alarms_of_numbers({"pgd20": 80.0}, cut) == []

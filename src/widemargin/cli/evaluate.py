@@ -148,9 +148,9 @@ def _plan(
     names = _names("--attacks", attacks) if attacks is not None else own.attacks if own else ("clean",)
     step = number("--step-size", step_size)
     radii = None if eps is None else tuple(number("--eps", text) or 0.0 for text in _names("--eps", eps))
-    if own is not None and radii is None and norm in (None, own.norm):
+    if own is not None and radii in (None, (own.eps,)) and norm in (None, own.norm):
         plan = replace(own, attacks=names, step_size=own.step_size if step is None else step)
-        return plan, (own.eps,)
+        return plan, radii or (own.eps,)
     attacked = [name for name in names if name != "clean"]
     if radii is None and attacked:
         raise InputError(f"--eps is missing for {', '.join(attacked)}; give e.g. --eps 8/255")

@@ -22,7 +22,10 @@ Eps = Annotated[
 NormName = Annotated[
     str | None, typer.Option(help="linf or l2. Default: the run's own, else linf.", show_default=False)
 ]
-StepSize = Annotated[str | None, typer.Option(help="PGD's step; eps/4 unless given.", show_default=False)]
+StepSize = Annotated[
+    str | None,
+    typer.Option(help="PGD's step; unless given the run's own at its own eps, else eps/4.", show_default=False),
+]
 Dataset = Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)]
 Distance = Annotated[bool, typer.Option("--distance", help="Also the distance to the nearest adversarial image.")]
 Seed = Annotated[int, typer.Option(help="Seed of the attacks' random numbers.")]

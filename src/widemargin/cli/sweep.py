@@ -13,6 +13,7 @@ from rich.table import Table
 from widemargin.cli.alone import check_alone
 from widemargin.cli.arguments import DataDir, Device, OnNonfinite
 from widemargin.config import RunConfig
+from widemargin.config.unreached import unreached
 from widemargin.config_files import with_overrides
 from widemargin.errors import InputError
 from widemargin.experiments.grid import Sweep, parse_grid
@@ -24,6 +25,10 @@ from widemargin.training import train
 from widemargin.training.log import Line
 
 SCORES = ("validation_robust", "validation_clean", "test_robust", "test_clean")
+CHOSEN_ON_TEST = (
+    "These are test images: what is chosen by them looks better than it is. To choose by held-out training images, "
+    "say --set data.held_out=2000"
+)
 
 
 def sweep(
@@ -70,6 +75,8 @@ def sweep(
     points = plan.points()
     make_folder(out)
     console = Console(stderr=True)
+    for text in unreached(config):
+        console.print(f"note: {text}", style="yellow", highlight=False, soft_wrap=True, markup=False)
 
     def run_point(config: RunConfig, folder: Path) -> dict[str, Any]:
         console.print(f"[bold]{folder.name}[/bold]", highlight=False)
@@ -102,17 +109,21 @@ def _show(
     name: str,
     out: Path,
 ) -> None:
-    table = Table(*grid, "score", title=f"{name}: {len(done)} of {count} points")
+    scored = done[0][1]["scored"] if done else "score"
+    title = f"{name}: {len(done)} of {count} points"
+    table = Table(*grid, f"{scored.replace('_', ', ')}, %" if done else scored, title=title)
     for point, values in sorted(done, key=lambda pair: -pair[1].get("score", -math.inf)):
         table.add_row(*(point[path] for path in grid), f"{values['score']:.2f}")
     console = Console()
     console.print(table)
+    if scored.startswith("test"):
+        console.print(CHOSEN_ON_TEST, highlight=False, soft_wrap=True)
     record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
     write_text_whole(out / "sweep.json", json.dumps(record, indent=2) + "\n")
     if done and len(grid) <= 2:
         scores = [(point, values["score"]) for point, values in done]
         save_picture(
-            heat_map(grid, scores, title=name, unit=f"{done[0][1]['scored'].replace('_', ', ')}, %"),
+            heat_map(grid, scores, title=name, unit=f"{scored.replace('_', ', ')}, %"),
             out / "heat-map.png",
         )
         console.print(f"heat map: {out / 'heat-map.png'}", highlight=False)

@@ -142,7 +142,7 @@ def _huge(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) 
 
 def alarms_of_numbers(accuracy: Mapping[str, float], settings: EvaluationSettings) -> list[Alarm]:
     """Look at the accuracies, at each eps."""
-    alarms: list[Alarm] = []
+    alarms = _short(settings)
     for eps in settings.eps:
         at = {
             name: accuracy[label]
@@ -151,6 +151,22 @@ def alarms_of_numbers(accuracy: Mapping[str, float], settings: EvaluationSetting
         }
         alarms += _compare(at, settings.label("", eps).removeprefix("@"))
     return alarms
+
+
+def _short(settings: EvaluationSettings) -> list[Alarm]:
+    """PGD that cannot get to the edge of what it is allowed."""
+    if settings.max_steps is not None:
+        return []
+    attacks = [(name, eps, settings.attack(name, eps)) for eps in settings.eps for name in settings.attacks]
+    return [
+        Alarm(
+            "steps-too-short",
+            f"{name} goes {attack.steps} times {attack.step_size:g}, which is less than its eps of {eps:g}",
+            "it cannot use all that it is allowed, so its accuracy flatters: use steps of eps/4 (the default)",
+        )
+        for name, eps, attack in attacks
+        if isinstance(attack, PGD) and attack.steps * attack.step_size < eps * (1 - 1e-6)
+    ]
 
 
 def _names(accuracy: Mapping[str, float], settings: EvaluationSettings) -> list[str]:

@@ -28,7 +28,7 @@ def demo_figure(margins: dict[str, Tensor], clean: Tensor, labels: Tensor, twins
         top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=[3.6, 1.05 * (1 + len(twins))])[:, 0]
         axes = top.subplots()
         draw_margins(axes, margins, unit="L2, pixels in [0, 1]")
-        axes.set_title("Distance to the decision boundary, test images")
+        axes.set_title("Effective margin: distance to the linearized boundary")
         grid = bottom.subplots(1 + len(twins), columns, squeeze=False)
         _row(grid[0], clean, "clean", [str(int(label)) for label in labels], ["black"] * columns)
         for row, (name, twin) in zip(grid[1:], twins.items(), strict=True):

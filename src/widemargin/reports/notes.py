@@ -31,7 +31,7 @@ def notes_of_evaluation(evaluation: Evaluation, run: Run | None, reference: Refe
     notes += differences(settings_of(evaluation, run), reference)
     if reference is not None and (why := why_not_compared(evaluation, run, reference)):
         return [*notes, f"{why}, so it is not compared with the paper"]
-    return notes + _other_size(evaluation, reference)
+    return notes + _other_size(evaluation, reference) + _other_step(evaluation, reference)
 
 
 def why_not_compared(evaluation: Evaluation, run: Run | None, reference: Reference) -> str:
@@ -73,6 +73,17 @@ def _other_size(evaluation: Evaluation, reference: Reference | None) -> list[str
     if norm == evaluation.norm and any(reference.same_eps(radius.value) for radius in evaluation.eps):
         return []
     return [f"published under attack only at {norm} eps {eps}"]
+
+
+def _other_step(evaluation: Evaluation, reference: Reference | None) -> list[str]:
+    names = sorted({evaluation.radius_of(name)[0] for name in evaluation.accuracy})
+    if reference is None or not reference.results or not any(name.startswith("pgd") for name in names):
+        return []
+    compared = [radius.value for radius in evaluation.eps if reference.same_eps(radius.value)]
+    if all(reference.same_step(evaluation.step_size, eps) for eps in compared):
+        return []
+    ours, theirs = (f"{step:g}" if step else "eps/4" for step in (evaluation.step_size, reference.step))
+    return [f"its PGD has steps of {ours}, the recipe's of {theirs}, so it is not compared"]
 
 
 def state(run: Run) -> list[str]:

@@ -32,9 +32,11 @@ class Reference:
         value = self.results.get(column)
         return value[0] if isinstance(value, list) else value
 
-    def attacked(self, attack: str, *, norm: str, eps: float) -> float | None:
-        """The published accuracy under an attack, if it was of this size: a number at another eps is no comparison."""
+    def attacked(self, attack: str, *, norm: str, eps: float, step: float | None) -> float | None:
+        """The published accuracy under an attack, if it was this one: at another eps or with another step it is not."""
         if norm != self.plan.get("norm", "linf") or not self.same_eps(eps):
+            return None
+        if attack.startswith("pgd") and not self.same_step(step, eps):
             return None
         generic = "pgd" if attack in self.plan.get("attacks", ()) and attack.startswith("pgd") else attack
         return self.number(attack) if attack in self.results else self.number(generic)
@@ -43,6 +45,15 @@ class Reference:
         """Whether the recipe is judged at this eps."""
         ours = as_number(self.plan.get("eps"))
         return ours is not None and math.isclose(ours, eps, rel_tol=1e-6)
+
+    def same_step(self, step: float | None, eps: float) -> bool:
+        """Whether the recipe's PGD has this step; None stands for eps/4, and 0.0078 is as good as 2/255."""
+        return math.isclose(step or eps / 4, self.step or eps / 4, rel_tol=0.01)
+
+    @property
+    def step(self) -> float | None:
+        """The step of the recipe's PGD."""
+        return as_number(self.plan.get("step_size"))
 
 
 def as_number(value: Any) -> float | None:

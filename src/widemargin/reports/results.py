@@ -62,7 +62,8 @@ def _table(data: str, rows: Sequence[Row]) -> Results:
 def _of_evaluation(evaluation: Evaluation, run: Run | None, references: References) -> Row:
     reference = references.get(evaluation.name or "")
     compared = None if reference is None or why_not_compared(evaluation, run, reference) else reference
-    cells = {measure: _cell(measure, value, None, compared) for measure, value in _attacked(evaluation).items()}
+    step = evaluation.step_size
+    cells = {measure: _cell(measure, value, None, compared, step) for measure, value in _attacked(evaluation).items()}
     for key, attack in (("correct", MARGIN), ("train", MARGIN_TRAIN)):
         margins = evaluation.margins.get(key)
         if margins is not None and margins.mean is not None:
@@ -88,12 +89,14 @@ def _attacked(evaluation: Evaluation) -> dict[Measure, float]:
     return found
 
 
-def _cell(measure: Measure, value: float, spread: float | None, reference: Reference | None) -> Cell:
-    return Cell(ours=value, spread=spread, paper=None if reference is None else published(measure, reference))
+def _cell(
+    measure: Measure, value: float, spread: float | None, reference: Reference | None, step: float | None = None
+) -> Cell:
+    return Cell(ours=value, spread=spread, paper=None if reference is None else published(measure, reference, step))
 
 
-def published(measure: Measure, reference: Reference) -> float | None:
-    """The paper's number for a measure, where it is of the same thing."""
+def published(measure: Measure, reference: Reference, step: float | None) -> float | None:
+    """The paper's number for a measure, where it is of the same thing; ``step`` is that of PGD."""
     if measure.attack in (MARGIN, MARGIN_TRAIN):
         column = "margin_train" if measure.attack == MARGIN_TRAIN else "margin_test"
         return reference.number(column) if measure.norm == "l2" else None
@@ -101,7 +104,7 @@ def published(measure: Measure, reference: Reference) -> float | None:
         return reference.number("clean")
     if measure.radius is None or measure.attack == ROBUST:
         return None
-    return reference.attacked(measure.attack, norm=measure.norm, eps=measure.radius.value)
+    return reference.attacked(measure.attack, norm=measure.norm, eps=measure.radius.value, step=step)
 
 
 def _of_run(run: Run, references: References, *, begun: bool) -> Row:

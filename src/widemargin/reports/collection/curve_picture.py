@@ -16,6 +16,8 @@ from widemargin.reports.style import styled
 
 WIDTH, WIDE, HEIGHT = 4.3, 5.2, 3.4
 """Inches of a panel; the wide ones are for pictures of a few panels in one row."""
+THIN, WIDER = 1.6, 0.5
+"""The width of the last line of a panel, and how much wider each one before it is."""
 SMALL, POINTS = 8, 72
 """The size of a legend's letters, in points; points to the inch."""
 BESIDE = 0.65
@@ -49,11 +51,12 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
     if not shown:
         empty(axes)
         return
-    for line, found in shown:
+    for place, (line, found) in enumerate(shown):
         epochs, values = _shown(over_seeds(found, panel.key), panel)
         marker = "o" if len(epochs) == 1 else None  # a line needs two points to be seen
         label = _label(line, found, values, panel)
-        axes.plot(epochs, values, color=line.color, linewidth=1.6, marker=marker, label=label)
+        width = THIN + WIDER * (len(shown) - 1 - place)  # where lines lie on each other, each shows beside the next
+        axes.plot(epochs, values, color=line.color, linewidth=width, marker=marker, label=label)
         spreads = dict(zip(*over_seeds(found, panel.spread), strict=True)) if panel.spread else {}
         if spreads and set(epochs) <= set(spreads):
             low, high = ([v + sign * spreads[e] for e, v in zip(epochs, values, strict=True)] for sign in (-1, 1))

@@ -52,6 +52,8 @@ def _draw(axes: Axes, job: CollectedJob, pairs: Pairs, top: float) -> None:
     axes.set_ylabel(f"distance found ({norm_title(pairs.norm)})")
     axes.set_title(f"{job.recipe.split('/')[-1]}, seed {job.seed}")
     said = [f"{len(margins):,} images"]
+    outside = sum(max(pair) > top for pair in pairs.pairs)
+    said += [f"{outside} beyond the axes"] if outside else []
     said += [] if pairs.correlation is None else [f"rank correlation {pairs.correlation:.3f}"]
     axes.text(0.03, 0.97, "\n".join(said), transform=axes.transAxes, va="top", fontsize=8)
 
