@@ -172,6 +172,12 @@ def test_evaluate_judges_a_run_in_its_own_norm(command, recipe, tmp_path):
     assert record["accuracy"]["pgd3"] == percent(verdicts(target.model, data, attack))
 
 
+@pytest.mark.parametrize(("eps", "step"), [("0.05", "0.02"), ("0.1", "eps/4")])
+def test_the_runs_own_eps_keeps_its_own_step(command, trained, eps, step):
+    answer = command("evaluate", trained, "--attacks", "pgd2", "--eps", eps, "--limit", 30)
+    assert f"linf eps {eps} = {eps}; step {step}; seed 0" in answer.text
+
+
 def test_evaluate_a_run_without_a_plan_is_clean_unless_told(command, recipe, tmp_path):
     assert command("train", recipe, "--out", tmp_path, "--set", "evaluation=none", "--set", "epochs=1").code == 0
     assert json.loads(command("evaluate", tmp_path, "--limit", 5, "--json").out)["accuracy"].keys() == {"clean"}

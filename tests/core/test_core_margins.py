@@ -132,3 +132,10 @@ class TestSummary:
         assert (one.count, one.mean, one.std) == (1, 2.0, 0.0)
         none = summarize(torch.empty(0))
         assert (none.count, none.mean, none.std, none.quantiles) == (0, None, None, {})
+
+
+def test_quantiles_of_more_margins_than_torch_sorts_for_its_own() -> None:
+    count = 10_000_001
+    found = summarize(torch.arange(count, dtype=torch.float32).flip(0)).quantiles
+    assert found["0.05"] == pytest.approx(0.05 * count, rel=1e-3)
+    assert found["0.5"] == pytest.approx(0.5 * count, rel=1e-3)

@@ -1,6 +1,8 @@
 """What is no number, or has none: it stays visible, it is never a good result, and messages name it."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,3 +128,31 @@ def test_classes_at_once_is_a_count(size: int) -> None:
         effective_margin(relu_net(), X, Y, classes_at_once=size)
     with pytest.raises(InputError, match="classes_at_once must be a whole number"):
         logit_jacobian(relu_net(), X, classes_at_once=size)
+
+
+class RootAtZero(nn.Module):
+    """Finite logits with an input gradient that is no number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        root = (x - x.detach()).square().sum(1, keepdim=True).sqrt()
+        return self.layer(x) + root * torch.tensor([1.0, 2.0, 3.0])
+
+
+def test_a_slope_that_is_no_number_is_no_margin_and_the_files_are_json(tmp_path: Path) -> None:
+    x, y = torch.rand(3, 1, 2, 2), torch.zeros(3, dtype=torch.long)
+    assert effective_margin(RootAtZero(), x, y).isnan().all()
+    report = evaluate(RootAtZero(), (x, y), ["clean"], out=tmp_path, sanity=False)
+    assert report.margin is not None
+    assert report.margin.isnan().all()
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    for line in (tmp_path / "examples.jsonl").read_text().splitlines():
+        assert json.loads(line, parse_constant=refuse)["margin"] == "nan"
+    json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)

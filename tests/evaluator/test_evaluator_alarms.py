@@ -6,7 +6,7 @@ from small_networks import pictures, taught_conv
 from torch import nn
 
 import widemargin
-from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers
+from widemargin.evaluation.alarms import Alarm, _huge, alarms_of_model, alarms_of_numbers
 from widemargin.evaluation.settings import EvaluationSettings
 
 
@@ -199,3 +199,16 @@ def test_steps_that_cannot_reach_eps_ring(step, rings):
     assert names(alarms_of_numbers({"clean": 90.0, "pgd20": 80.0}, settings)) == ["steps-too-short"] * rings
     cut = EvaluationSettings(attacks=("pgd20",), eps=(0.1,), step_size=0.01, max_steps=2)
     assert alarms_of_numbers({"pgd20": 80.0}, cut) == []
+
+
+class Flat(nn.Module):
+    """Always the first class, and no attack changes it."""
+
+    def forward(self, x):
+        return torch.tensor([[1.0, 0.0]]).repeat(len(x), 1) + 0 * x.flatten(1)[:, :2]
+
+
+def test_a_model_below_chance_that_loses_nothing_rings():
+    x, y = torch.rand(10, 1, 2, 2), torch.tensor([0] * 4 + [1] * 6)
+    alarm = _huge(Flat(), x, y, EvaluationSettings(attacks=("clean",), eps=(0.1,)))
+    assert names([alarm]) == ["survives-huge-eps"]

@@ -97,3 +97,39 @@ def test_mistakes():
 
 def test_no_note_without_autoattack():
     assert notes_for(EvaluationSettings(attacks=("clean",), eps=(0.1,), search="tf32"), 10) == ()
+
+
+class Half(nn.Module):
+    """Dark images are wrong with TF32 alone, bright ones after any move, in float32 too."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        mean = x.flatten(1).mean(1, keepdim=True) * self.scale
+        tf32 = (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == TF32
+        dark = (mean < 0.5).to(x.dtype)
+        gap = dark * (-5.0 if tf32 else 5.0) + (1 - dark) * 1000 * (0.8001 - mean)
+        return torch.cat([gap, 0 * gap, 0 * gap - 1, 0 * gap - 2], 1)
+
+
+def test_what_held_is_not_counted_as_refuted():
+    x = torch.cat([torch.full((3, 1, 4, 4), 0.2), torch.full((2, 1, 4, 4), 0.8)])
+    y = torch.zeros(5, dtype=torch.long)
+    options = {"max_steps": 3, "margins": False, "sanity": False, "search": "tf32"}
+    report = widemargin.evaluate(Half(), (x, y), ["clean", "autoattack"], 0.05, **options)
+    assert (report.accuracy["clean"], report.accuracy["autoattack"], report.refuted) == (100.0, 60.0, 12)
+
+
+def test_attacks_are_cut_short_and_never_lengthened():
+    settings = EvaluationSettings(attacks=("pgd20", "pgd2"), eps=(0.1,), max_steps=4)
+    assert [settings.attack(name, 0.1).steps for name in settings.attacks] == [4, 2]
+
+
+def test_seconds_are_summed_over_shards(monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr("widemargin.evaluation.judge.time.monotonic", lambda: float(next(clock)))
+    model, y = nn.Sequential(nn.Flatten(), nn.Linear(16, 4)), torch.zeros(6, dtype=torch.long)
+    report = widemargin.evaluate(model, (X[:6], y), ["clean"], 0.1, shard_size=2, sanity=False)
+    assert report.seconds == {"clean": 3.0, "margin": 3.0}

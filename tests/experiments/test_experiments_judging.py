@@ -2,16 +2,18 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from widemargin.cli.main import run
 from widemargin.errors import InputError
 from widemargin.evaluation.store import Store
-from widemargin.experiments import judgments
+from widemargin.experiments import judging, judgments
 from widemargin.experiments.best import best_rows, block_of
 from widemargin.experiments.cost import cost
-from widemargin.experiments.job import jobs
+from widemargin.experiments.job import choose_rows, jobs
 from widemargin.experiments.judging import search_for
 from widemargin.experiments.judgments import JUDGMENTS, judgment_of
 from widemargin.recipes import all_recipes
@@ -187,3 +189,39 @@ def test_8_255_is_refused_for_other_rows_before_anything_is_trained(table, argum
 )
 def test_what_is_searched_with_tf32_on_a_gpu(recipe, attacks, search):
     assert search_for(all_recipes()[recipe].config, attacks) == search
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_tables_margins_are_of_all_images_as_the_last_epoch_saw_them(tmp_path, monkeypatch, quick):
+    table = find_table("table1")
+    (job,) = jobs(table, choose_rows(table, ["st-emr"]), [0], tmp_path, is_quick=quick)
+    asked = []
+    monkeypatch.setattr(judging, "training_points", lambda nets, train, config, epoch: asked.append(epoch))
+    monkeypatch.setattr(judging, "first_samples", lambda points, samples, size: asked.append(samples))
+    for name in ("measure_margins", "in_order", "batch_size"):
+        monkeypatch.setattr(judging, name, lambda *_: None)
+    judging._margins(job, torch.nn.Linear(1, 1), SimpleNamespace(train=None, test=None))
+    assert asked == [job.config.epochs, 16 if quick else None]
+
+
+def write_accuracies(work, accuracy):
+    for job in work:
+        job.folder.mkdir(parents=True)
+        (job.folder / "result.json").write_text(json.dumps({"quick": False, "accuracy": accuracy(job)}))
+
+
+def test_the_strongest_pgd_decides_which_row_is_best(tmp_path):
+    table = find_table("resnet18-emr")
+    rows = choose_rows(table, ["at-wd0.0005", "at-wd0.0005-averaged"])
+    work = jobs(table, rows, [0], tmp_path, is_quick=False)
+    weak, strong = {"pgd10": 60.0, "pgd100": 40.0}, {"pgd10": 50.0, "pgd100": 45.0}
+    write_accuracies(work, lambda job: weak if job.row is rows[0] else strong)
+    assert best_rows(rows, work) == rows[1:]
+
+
+def test_of_equal_rows_the_first_is_best(tmp_path):
+    table = find_table("table2")
+    rows = choose_rows(table, ["at-wd0.01", "at-wd0.001"])
+    work = jobs(table, rows, [0], tmp_path, is_quick=False)
+    write_accuracies(work, lambda job: {"pgd10": 50.0})
+    assert best_rows(rows, work) == rows[:1]

@@ -12,7 +12,7 @@ from widemargin.cli.main import run
 from widemargin.config_files import read_toml, to_dict
 from widemargin.evaluation.target import load_target
 from widemargin.experiments.job import choose_rows, jobs
-from widemargin.experiments.kept import weights_of
+from widemargin.experiments.kept import _own, weights_of
 from widemargin.recipes.tables import find_table
 from widemargin.training import RunResult, train
 from widemargin.training.log import read_metrics
@@ -120,3 +120,8 @@ def test_it_is_judged_later_and_collected_like_every_row(out, tmp_path):
     table = page.partition("## ResNet-18: EMR at the same weight decay")[2]
     assert f"| {AVERAGED} | 1 |" in table
     assert "60 min of training" in table  # one run for two rows
+
+
+def test_what_was_measured_of_the_trained_weights_is_not_the_averages():
+    line = {"epoch": 1, "loss": 0.5, "test_margin_mean": 2.0, "averaged_test_clean": 9.0}
+    assert _own(line) == {"epoch": 1, "loss": 0.5, "test_clean": 9.0}

@@ -124,3 +124,30 @@ def test_large_networks_have_a_process_of_their_own(tmp_path):
     for each in (job, without):
         assert lanes_for(Task(each), None, gpu=True) == 1
         assert lanes_for(Task(each), 4, gpu=True) == 1
+
+
+def test_a_refusal_does_not_end_the_only_lane():
+    done = []
+
+    def perform(task, console, stop):
+        done.append(task)
+        if task == 0:
+            raise InputError("wrong")
+
+    assert side_by_side(range(3), perform, CPU, 1) == 2
+    assert done == [0, 1, 2]
+
+
+def test_the_exit_code_does_not_depend_on_who_ends_first():
+    other, known = [], threading.Event()
+
+    def perform(task, console, stop):
+        if task == 1:
+            other.append(threading.current_thread())
+            known.set()
+            raise InputError("wrong")
+        known.wait(30)
+        other[0].join(30)
+        raise RuntimeError("broken")
+
+    assert side_by_side(range(2), perform, CPU) == 1

@@ -115,7 +115,10 @@ def test_from_the_command_line_to_the_heat_map(tmp_path, capsys):
     command = ["sweep", "demo/emr", "--out", str(tmp_path), "--grid", "emr.weight=0.1,0.3", *TINY]
     command += ["--grid", "emr.projections=1,2"]
     assert run(command) == 0
-    assert "4 of 4 points" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "4 of 4 points" in said
+    assert "test, clean, %" in said
+    assert "To choose by held-out training images, say --set data.held_out" in said
     assert (tmp_path / "heat-map.png").read_bytes().startswith(b"\x89PNG")
     record = json.loads((tmp_path / "sweep.json").read_text())
     assert len(record["points"]) == 4
@@ -165,3 +168,12 @@ def test_mistakes(arguments, message, tmp_path, capsys):
     assert run(["sweep", "demo/emr", "--out", str(tmp_path), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "points").exists()
+
+
+def test_a_sweep_over_held_out_images_says_so_and_one_with_a_forgotten_schedule_too(tmp_path, capsys):
+    command = ["sweep", "demo/emr", "--out", str(tmp_path), "--grid", "emr.weight=0.1", *TINY[:8]]
+    assert run([*command, "--set", "data.held_out=20"]) == 0
+    said = capsys.readouterr()
+    assert "validation, clean, %" in said.out
+    assert "test images" not in said.out
+    assert "note: optimizer.schedule comes down at 8 epochs, the run ends at 1" in said.err

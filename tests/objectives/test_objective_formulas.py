@@ -442,3 +442,8 @@ def test_the_kl_has_no_gradient_at_the_image() -> None:
 def test_bad_settings(make: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_mail_is_in_its_second_phase_from_the_epoch_after_burn_in():
+    mail = Mail(over="at", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, burn_in=2)
+    assert [mail.phase(epoch) for epoch in range(4)] == [0, 0, 1, 1]

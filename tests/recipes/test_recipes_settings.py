@@ -6,6 +6,8 @@ import pytest
 
 from widemargin import FGSM, PGD
 from widemargin.config import AveragingConfig
+from widemargin.config.unreached import unreached
+from widemargin.config_files import with_overrides
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
 from widemargin.recipes import all_recipes
 from widemargin.recipes.tables import find_table
@@ -164,3 +166,33 @@ def test_the_demo_trains_the_papers_network_on_the_embedded_digits():
         assert not isinstance(config.watch.attack, FGSM)
     assert plain.emr is None
     assert emr.emr is not None
+
+
+def test_every_recipe_gets_to_the_end_of_its_schedules():
+    assert {name: told for name, recipe in all_recipes().items() if (told := unreached(recipe.config))} == {}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "told"),
+    [
+        ("demo/emr", ["epochs=4"], ["optimizer.schedule comes down at 8 epochs, the run ends at 4: --set optimizer."]),
+        ("demo/emr", ["epochs=9"], []),
+        ("mnist-mlp/st-emr", ["epochs=31"], []),
+        ("mnist-mlp/st-emr", ["epochs=30"], ["optimizer.schedule.milestones has 30, the run ends at 30 epochs"]),
+        (
+            "cifar-resnet18/at-emr",
+            ["epochs=60"],
+            ["optimizer.schedule.milestones has 60, 90, the run", "emr.schedule.milestones has 89, the run"],
+        ),
+        (
+            "demo/emr",
+            ["epochs=2", "optimizer.schedule={kind='piecewise', points=[[1, 0.1], [5, 0.0]]}"],
+            ["optimizer.schedule.points has 5"],
+        ),
+        ("demo/emr", ["epochs=2", "optimizer.schedule={kind='constant'}"], []),
+    ],
+)
+def test_what_a_run_never_gets_to_is_told(recipe, changes, told):
+    found = unreached(with_overrides(all_recipes()[recipe].config, changes))
+    assert len(found) == len(told)
+    assert all(text.startswith(start) for text, start in zip(found, told, strict=True))

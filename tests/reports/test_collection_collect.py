@@ -6,6 +6,7 @@ import pytest
 from job_folders import write_job
 
 from widemargin.cli.main import run
+from widemargin.reports.collection.circumstances import circumstances
 from widemargin.reports.collection.collect import collect
 from widemargin.reports.collection.tree import read_tree
 
@@ -149,3 +150,11 @@ class TestRefusals:
         collect([tmp_path / "a"], into)
         (into / "rows" / "mnist-mlp-st-emr" / "seed-0" / "result.json").write_text("{")
         assert "is not valid JSON" in self.refused(capsys, "--into", into)
+
+
+def test_the_most_jobs_that_shared_the_device_are_told(tmp_path):
+    for seed, workers in ((0, 1), (1, 6), (2, 4)):
+        path = write_job(tmp_path / "runs", "mnist-mlp/st-emr", seed) / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"workers": workers}))
+    collect([tmp_path / "runs"], tmp_path / "results")
+    assert "up to 6 jobs sharing the device" in circumstances(list(read_tree(tmp_path / "results")))

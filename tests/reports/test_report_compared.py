@@ -82,3 +82,17 @@ def test_a_mean_says_what_holds_for_all_its_seeds(tmp_path):
     page_of(tmp_path)
     text = (tmp_path.parent / f"{tmp_path.name}-out" / "report.md").read_text()
     assert text.count("not to be compared; changed from the recipe: epochs=2, batch\\_size=7.") == 3
+
+
+@pytest.mark.parametrize(
+    ("step", "compared"), [(0.0078, True), (2 / 255, True), (None, True), (1e-6, False), (0.025, False)]
+)
+def test_pgd_with_another_step_than_the_recipes_is_not_compared(tmp_path, step, compared):
+    report = write_evaluation(tmp_path / "e", count=20)
+    report |= {"config": to_dict(find_recipe("cifar-resnet18/at").config), "step_size": step}
+    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    text = html.unescape(page_of(tmp_path))
+    assert ("paper 50.88" in text) is compared
+    assert "paper 83.39" in text
+    said = f"its PGD has steps of {step or 0:g}, the recipe's of 0.00784, so it is not compared"
+    assert (said in text) is not compared

@@ -12,7 +12,8 @@ from widemargin.data import ImageSet
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin
 from widemargin.models import LBGATTeacherConfig, WideResNetConfig
 from widemargin.objectives import Adversarial, Lbgat
-from widemargin.training import Moment, train_step
+from widemargin.training import Moment, train, train_step
+from widemargin.training import epoch as epoch_module
 from widemargin.training.averaging import make_average, update_average
 from widemargin.training.setup import make_batches, make_state
 from widemargin.training.state import Best, TrainState
@@ -248,3 +249,16 @@ def test_the_best_score_comes_back() -> None:
     fresh = make_state(RUNS["plain"], tiny_set())
     fresh.restore({}, epoch=0, step=0)
     assert (fresh.best, fresh.best_beside) == (None, None)
+
+
+def test_updates_are_counted_over_epochs(tiny, tmp_path, monkeypatch):
+    seen, real = [], epoch_module.update_average
+
+    def counting(*args, updates, **options):
+        seen.append(updates)
+        real(*args, updates=updates, **options)
+
+    monkeypatch.setattr(epoch_module, "update_average", counting)
+    train(tiny("epochs=2", "averaging={decay=0.9}"), out=tmp_path)
+    assert len(seen) > 1
+    assert seen == list(range(len(seen)))

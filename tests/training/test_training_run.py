@@ -17,8 +17,9 @@ from widemargin.files import write_text_whole
 from widemargin.training import begin, epoch, epoch_end, train
 from widemargin.training import run as run_module
 from widemargin.training import steps as steps_module
+from widemargin.training.selection import patience_is_over
 from widemargin.training.setup import load_splits
-from widemargin.training.state import make_optimizer
+from widemargin.training.state import Best, TrainState, make_optimizer
 from widemargin.training.step import train_step
 from widemargin.types import Nets
 
@@ -279,3 +280,10 @@ def test_config_toml_is_what_a_person_can_read_and_train_again(tiny, tmp_path, l
     write_text_whole(tmp_path / "copy.toml", (tmp_path / "one" / "config.toml").read_text())
     train(read_toml(tmp_path / "copy.toml"), out=tmp_path / "two")
     left_in(tmp_path / "one").assert_same(left_in(tmp_path / "two"))
+
+
+@pytest.mark.parametrize(("epoch", "over"), [(7, False), (8, True)])
+def test_patience_counts_the_epochs_that_are_watched(tiny, epoch, over):
+    config = tiny("data.held_out=40", "stopping={patience=2}", "watch.every=3")
+    state = TrainState(nets=None, optimizer=None, epoch=epoch, best=Best(score=1.0, epoch=2))
+    assert patience_is_over(state, config) == over

@@ -152,3 +152,25 @@ def test_many_images_are_measured_at_once_where_they_and_the_network_are_small(t
     assert [watch_module.batch_size(mlp, data) for data in (digits, pixels)] == [2500, 500]
     assert [watch_module.batch_size(cnn, data) for data in (pixels, large)] == [1000, 500]
     assert watch_module.batch_size(resnet, digits) == 500
+
+
+def test_the_attack_has_the_runs_seed_and_margins_the_epoch_that_was_trained(tiny, tmp_path, monkeypatch):
+    seeds, epochs, real = set(), [], watch_module.verdicts
+    random = 'attack={kind="pgd", eps=0.03, step_size=0.02, steps=1, random_start="uniform"}'
+    config = tiny("epochs=2", "seed=5", "optimizer.schedule.milestones=[1]", f'watch={{{random}, margins=["train"]}}')
+    perturb = type(config.objective).perturb
+
+    def judged(model, data, attack=None, **options):
+        if attack is not None:
+            seeds.add(options.get("seed"))
+        return real(model, data, attack, **options)
+
+    def perturbed(self, *args, epoch, **options):
+        epochs.append(epoch)
+        return perturb(self, *args, epoch=epoch, **options)
+
+    monkeypatch.setattr(watch_module, "verdicts", judged)
+    monkeypatch.setattr(type(config.objective), "perturb", perturbed)
+    train(config, out=tmp_path)
+    assert seeds == {5}
+    assert sorted(set(epochs)) == [0, 1]

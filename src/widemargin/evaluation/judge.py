@@ -1,5 +1,6 @@
 """One shard judged: every attack at every eps, margins and distances; each finished piece is written down at once."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +25,7 @@ from widemargin.margins import effective_margin
 from widemargin.precision import allowing_tf32
 
 Say = Callable[[str], None]
+NAN = "nan"
 NO_PREDICTION = -1
 """Where a logit is no number."""
 
@@ -165,5 +167,6 @@ class Judge:
         return torch.cat([effective_margin(self.model, images, labels, self.settings.norm) for images, labels in pairs])
 
 
-def _numbers(values: Tensor) -> list[float | None]:
-    return [value if abs(value) != float("inf") else None for value in values.cpu().tolist()]
+def _numbers(values: Tensor) -> list[float | str | None]:
+    """What JSON can hold: null for an infinity, a word for what is no number."""
+    return [NAN if math.isnan(v) else None if math.isinf(v) else v for v in values.cpu().tolist()]

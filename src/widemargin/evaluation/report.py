@@ -145,7 +145,7 @@ def collect(
             for name in ("margin", "distance"):
                 if name in example:
                     endless = float("inf") if example["verdicts"]["clean"] else float("-inf")
-                    measured.setdefault(name, []).append(endless if example[name] is None else example[name])
+                    measured.setdefault(name, []).append(endless if example[name] is None else float(example[name]))
     flags = {name: torch.tensor(values, dtype=torch.bool) for name, values in verdicts.items()}
     accuracy = {name: percent(values) for name, values in flags.items()}
     tensors = {name: torch.tensor(values) for name, values in measured.items()}

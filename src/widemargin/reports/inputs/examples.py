@@ -55,7 +55,7 @@ def examples_of(path: Path, lines: Iterable[Mapping[str, Any]]) -> Examples:
 
 
 def _finite(row: Fields, key: str) -> float | None:
-    value = row.number(key)
+    value = None if row.values.get(key) == "nan" else row.number(key)
     return value if value is not None and math.isfinite(value) else None
 
 
