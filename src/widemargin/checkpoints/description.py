@@ -3,13 +3,13 @@
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any, Literal
 
 import torch
 
 from widemargin.config import RunConfig
 from widemargin.config_files import from_dict
+from widemargin.versions import own_version
 
 FORMAT = "widemargin-checkpoint-1"
 Which = Literal["last", "best"]
@@ -80,15 +80,7 @@ _FITS: dict[str, Callable[[object], bool]] = {
 def software_versions() -> dict[str, str]:
     """The versions that made a number."""
     return {
-        "widemargin": metadata_version("widemargin"),
+        "widemargin": own_version(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def metadata_version(package: str) -> str:
-    """The installed version, or "source" where it runs without being installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "source"

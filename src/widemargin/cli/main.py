@@ -11,6 +11,7 @@ from widemargin.cli.arguments import import_own
 from widemargin.cli.interrupted import InterruptionError
 from widemargin.cli.verbs import add_verbs
 from widemargin.errors import InputError, WidemarginWarning
+from widemargin.versions import own_version
 
 INTERRUPTED = 130
 
@@ -23,14 +24,25 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"widemargin {own_version()}")
+        raise typer.Exit
+
+
 @app.callback()
 def common(
     modules: Annotated[
         list[str] | None,
         typer.Option("--import", metavar="MODULE", help="A module of yours that adds models, losses, heads or data."),
     ] = None,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_version, help="Print the version and a digest of the code."),
+    ] = False,
 ) -> None:
     """Train image classifiers whose decision boundary is far from the data, measure how far, and prove it."""
+    del version
     for name in modules or []:
         import_own(name)
 
