@@ -1,0 +1,38 @@
+"""The code in docs/own-loop.md runs as it stands, in order, and trains."""
+
+import re
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from widemargin import StochasticEMR
+
+PAGE = Path(__file__).parents[2] / "docs" / "own-loop.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_every_block_runs_and_both_losses_train(capsys):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    names = {"model": model, "x": torch.rand(6, 3, 8, 8), "y": torch.arange(6) % 5}
+    assert len(BLOCKS) == 3
+    for block in BLOCKS[:2]:
+        model.zero_grad()
+        exec(block, names)
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    exec(BLOCKS[2], names)
+    assert names["margins"].shape == (6,)
+    assert "pgd20" in capsys.readouterr().out
+
+
+def test_what_it_says_of_random_numbers():
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), torch.rand(4, 3, 2, 2)
+
+    def value(**options):
+        torch.manual_seed(3)
+        return StochasticEMR(projections=1).value(model, x, **options)
+
+    assert not torch.equal(value(), value())
+    same = [value(generator=torch.Generator().manual_seed(0)) for _ in range(2)]
+    assert torch.equal(*same)
