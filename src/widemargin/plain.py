@@ -58,7 +58,8 @@ def from_table(cls: type[T], table: Any, kinds: Kinds, *, path: str = "") -> T:
     }
     missing = [name for name, field in fields.items() if name not in values and _required(field)]
     if missing:
-        raise InputError(f"{_dotted(path, missing[0])} is missing; add it")
+        what = _wanted(fields[missing[0]], hints[missing[0]], kinds)
+        raise InputError(f"{_dotted(path, missing[0])} is missing; add it: {what}")
     return _construct(cls, values, path)
 
 
@@ -143,6 +144,19 @@ def _describe(hint: Any) -> str:
         return f"a list, each element {_describe(get_args(hint)[0])}"
     names = {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "left out"}
     return names.get(hint, str(hint))
+
+
+def _wanted(field: "dataclasses.Field[Any]", hint: Any, kinds: Kinds) -> str:
+    """What a missing field takes; of a table an example, with dots for what must be filled in."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    registry: Kinds = field.metadata.get(REGISTRY, {})
+    classes: list[Any] = [*registry.values()] or [option for option in options if dataclasses.is_dataclass(option)]
+    if not classes:
+        return " or ".join(_describe(option) for option in options)
+    tags = {cls: kind for kind, cls in {**kinds, **registry}.items()}
+    inside = [f"kind = {tags[classes[0]]!r}"] if classes[0] in tags else []
+    inside += [f"{part.name} = ..." for part in dataclasses.fields(classes[0]) if part.init and _required(part)]
+    return f"a table such as {{{', '.join(inside)}}}"
 
 
 def _required(field: "dataclasses.Field[Any]") -> bool:

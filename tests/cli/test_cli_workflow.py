@@ -80,7 +80,7 @@ def test_max_time_stops_with_a_checkpoint_and_the_same_command_goes_on(command, 
     answer = command("train", recipe, "--out", tmp_path, "--max-time", "3m")
     monkeypatch.undo()
     assert answer.code == 0
-    assert "time is out after 0 of 2 epochs; the same command goes on" in answer.err
+    assert "time is out after 0 of 2 epochs and 3 steps; the same command goes on" in answer.err
     assert load_target(tmp_path).description.step == 3
     assert "done" in command("train", recipe, "--out", tmp_path).err
     assert (tmp_path / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()

@@ -278,7 +278,7 @@ def test_other_examples_are_refused(half, tmp_path, change, finished):
     elif change == "labels":
         y[0] = (y[0] + 1) % CLASSES
     limit = 2 if change == "fewer" else None
-    with pytest.raises(InputError, match=r"holds an evaluation on other data \(shard 0\); choose another --out"):
+    with pytest.raises(InputError, match=r"on other images \(shard 0 has others.*another --limit\); give what it was"):
         widemargin.evaluate(counted(), (x, y), ATTACKS, out=out, limit=limit, **OPTIONS)
 
 

@@ -65,7 +65,10 @@ class Store:
         if found is None:
             self._write(name, digest)
         elif found != digest:
-            raise InputError(f"{self.folder} holds an evaluation on other data (shard {number}); choose another --out")
+            raise InputError(
+                f"{self.folder} holds an evaluation on other images (shard {number} has others: another data set, or "
+                "another --limit); give what it was begun with, or choose another --out"
+            )
         return self._read(_shard(number)) is not None
 
     def write_shard(self, number: int, header: Record, examples: list[Record]) -> None:

@@ -58,4 +58,8 @@ def _checkpoint_file(path: Path) -> Path:
         )
     if path.is_dir():
         raise InputError(f"the folder {path} holds no {BEST} or {LAST}; is it a run folder, and has an epoch finished?")
+    if ":" in path.name:
+        raise InputError(
+            f"{path} looks like a factory of yours; widemargin evaluate takes it, and measures its margins too"
+        )
     raise InputError(f"{path} does not exist; give a run folder (what --out named) or a checkpoint file")

@@ -38,6 +38,8 @@ class RunResult:
     finished: bool
     epoch: int
     metrics: list[Line]
+    step: int = 0
+    """Steps done of the epoch after."""
 
 
 def train(
@@ -86,7 +88,7 @@ def train(
         state, run = begin(config, out, splits, chosen, options, group=group, deadline=deadline, stop=asked)
         _train(state, run, console if console is not None and group.first else Console(quiet=True))
         metrics = group.together({0: read_metrics(out)} if group.first else {})[0]
-        result = RunResult(out, _finished(state, config), state.epoch, metrics)
+        result = RunResult(out, _finished(state, config), state.epoch, metrics, state.step)
     if stop is None:
         asked.deliver()
     return result
