@@ -73,7 +73,9 @@ def test_a_signal_stops_at_a_step_boundary_and_the_same_command_goes_on(
 ):
     stopped = command((*point, number))
     assert stopped.code == 0
-    epochs = f"stopped by {signal.Signals(number).name} after {expected[0]} of 3 epochs"
+    epoch, step = expected
+    inside = {0: "", 1: " and 1 step"}.get(step, f" and {step} steps")
+    epochs = f"stopped by {signal.Signals(number).name} after {epoch} of 3 epochs{inside}"
     assert stopped.err.splitlines()[-1] == f"{epochs}; the same command goes on from {tmp_path / 'run'}"
     assert place(tmp_path / "run") == expected
     assert command().code == 0

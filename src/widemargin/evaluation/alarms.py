@@ -154,8 +154,8 @@ def alarms_of_numbers(accuracy: Mapping[str, float], settings: EvaluationSetting
 
 
 def _short(settings: EvaluationSettings) -> list[Alarm]:
-    """PGD that cannot get to the edge of what it is allowed."""
-    if settings.max_steps is not None:
+    """PGD whose step, as it was given, cannot take it to the edge of what it is allowed."""
+    if settings.max_steps is not None or settings.step_size is None:
         return []
     attacks = [(name, eps, settings.attack(name, eps)) for eps in settings.eps for name in settings.attacks]
     return [
