@@ -38,6 +38,11 @@ def check_range(owner: str, x: Tensor) -> None:
         )
 
 
+def usable(x: Tensor) -> Tensor:
+    """The images, or a copy of those made under ``torch.inference_mode()``, which cannot be differentiated."""
+    return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
+
+
 def check_labels(owner: str, y: Tensor, *, batch: int, num_classes: int | None = None) -> None:
     """Labels must be (B,) integers; with ``num_classes``, on the CPU, in range as well."""
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):

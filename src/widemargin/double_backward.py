@@ -83,6 +83,20 @@ def _batch_norm(
     return torch.addcmul(shift.view(axes), input, scale.view(axes)).to(input.dtype)
 
 
+def _positional_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,  # noqa: ARG001 - the operator's own signature
+) -> Tensor:
+    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
 _REWRITES: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.relu: _relu,
     torch.relu: _relu,
@@ -92,6 +106,7 @@ _REWRITES: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.leaky_relu: _leaky_relu,
     F.hardsigmoid: _hardsigmoid,
     F.batch_norm: _batch_norm,
+    torch.batch_norm: _positional_batch_norm,
 }
 
 

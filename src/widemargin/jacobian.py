@@ -8,7 +8,7 @@ c_i J_i. A set of M such products costs M backward passes; the vectorised form r
 import torch
 from torch import Tensor, nn
 
-from widemargin.checks import check_batch, check_count, check_logits, check_model
+from widemargin.checks import check_batch, check_count, check_logits, check_model, usable
 from widemargin.double_backward import differentiable_twice
 from widemargin.errors import InputError
 from widemargin.modes import evaluating, without_ddp
@@ -22,7 +22,7 @@ def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor,
     check_model(owner, model)
     check_batch(owner, x)
     model = without_ddp(model)
-    leaf = x.detach().requires_grad_(True)
+    leaf = usable(x).detach().requires_grad_(True)
     with evaluating(model), differentiable_twice():
         logits = model(leaf)
     check_logits(owner, logits, batch=x.shape[0])

@@ -1,8 +1,8 @@
 """Run a model in another mode and put every flag back, submodule by submodule.
 
 ``model.train(was_training)`` would not do: a user may keep one frozen batch norm in evaluation mode inside a model that
-trains, and that must survive. Setting the flags alone would not do either: a module's own ``train`` may do more, such
-as merging weights for evaluation, and what it did on the way in it must undo on the way out.
+trains, and that must survive. Nor is ``train`` called on the way in: a module's own may do more, such as merging
+weights for evaluation, which would have to be undone before a gradient is taken. Flags are set, and nothing else.
 """
 
 from collections.abc import Iterator
@@ -18,20 +18,19 @@ Buffers = list[tuple[nn.Module, str, Tensor]]
 
 @contextmanager
 def in_mode(model: nn.Module, mode: ModelMode) -> Iterator[None]:
-    """Put every submodule into evaluation or training mode, then restore each one's own flag."""
-    wanted = mode == "train"
+    """Put every submodule into evaluation mode, then restore each one's own flag.
+
+    In training mode a model that trains stays as it is, with what its user has frozen; another one is switched.
+    """
     before = [(module, module.training) for module in model.modules()]
-    if all(training == wanted for _, training in before):
-        yield
-        return
     try:
-        model.train(wanted)
+        if mode == "eval":
+            for module, _ in before:
+                module.training = False
+        elif not model.training:
+            model.train()
         yield
     finally:
-        model.train(before[0][1])
-        for module, training in before:
-            if module.training != training:
-                module.train(training)
         for module, training in before:
             module.training = training
 

@@ -29,9 +29,21 @@ def modes(model: nn.Module) -> list[bool]:
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_every_submodule_changes_and_gets_its_own_flag_back(mode: str) -> None:
     model = mixed()
+    model.training = mode == "eval"
     before = modes(model)
+    assert len(set(before)) == 2
     with in_mode(model, mode):
         assert set(modes(model)) == {mode == "train"}
+    assert modes(model) == before
+
+
+def test_in_training_mode_a_model_that_trains_stays_as_it_is() -> None:
+    model = mixed()
+    before = modes(model)
+    assert model.training
+    assert not all(before)
+    with in_mode(model, "train"):
+        assert modes(model) == before
     assert modes(model) == before
 
 

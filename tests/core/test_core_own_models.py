@@ -1,5 +1,6 @@
 """Models as people bring them: with their own ``train``, with parts outside, random, scripted, without a graph."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from oracles import exact_emr_slowly, images, labels, relu_net, seeded
 from widemargin import PGD, ApproximateEMR, ExactEMR, InputError, StochasticEMR, effective_margin
+from widemargin.modes import evaluating
 from widemargin.objectives import Trades
 from widemargin.types import Nets
 
@@ -55,20 +57,64 @@ class Merging(nn.Linear):
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("training", [True, False])
-def test_what_a_module_does_when_its_mode_changes_is_undone(use, training):
+def test_a_modules_own_train_is_not_called(use, training):
     model = seeded(0, lambda: nn.Sequential(nn.Flatten(), Merging())).train(training)
     before = model[1].weight.detach().clone(), model[1].merged
     use(model, images(3, 1, 3, 5), labels(3, 4))
     assert model[1].merged == before[1] == (not training)
-    torch.testing.assert_close(model[1].weight.detach(), before[0], rtol=0, atol=1e-14)
+    assert torch.equal(model[1].weight, before[0])
     assert model.training == model[1].training == training
 
 
-def test_a_merged_part_of_a_model_in_training_stays_merged():
-    model = seeded(0, lambda: nn.Sequential(nn.Flatten(), Merging())).train()
-    model[1].eval()
-    ATTACK(model, images(3, 1, 3, 5), labels(3, 4))
-    assert (model.training, model[1].training, model[1].merged) == (True, False, True)
+@pytest.mark.parametrize("emr", PENALTIES)
+@pytest.mark.parametrize("smooth", [True, False])
+def test_weights_that_are_merged_for_evaluation_get_the_right_gradients(emr, smooth):
+    parts = [nn.Flatten(), Merging(), nn.Tanh() if smooth else nn.ReLU(), nn.Linear(4, 5)]
+    model, x = seeded(0, lambda: nn.Sequential(*parts)).train(), images(3, 1, 3, 5)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(15, 4), parts[2], nn.Linear(4, 5)).double()
+    plain.load_state_dict(
+        {
+            "1.weight": model[1].weight + model[1].product,
+            "1.bias": model[1].bias,
+            **{f"3.{k}": v for k, v in parts[3].state_dict().items()},
+        }
+    )
+    for net in (model, plain):
+        emr(net, x, generator=torch.Generator().manual_seed(0)).sum().backward()
+    for name in ("weight", "product"):
+        torch.testing.assert_close(getattr(model[1], name).grad, plain[1].weight.grad)
+    torch.testing.assert_close(model[3].weight.grad, plain[3].weight.grad)
+
+
+def test_modes_are_put_back_after_a_train_that_fails_and_a_forward_that_switches():
+    class Failing(nn.Linear):
+        def train(self, mode: bool = True) -> "Failing":
+            raise ValueError("never called")
+
+    class Switching(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.train()
+            return super().forward(x)
+
+    for training in (True, False):
+        model = nn.Sequential(nn.Flatten(), Failing(15, 8), Switching(8, 4)).double()
+        for module in model.modules():
+            module.training = training
+        effective_margin(model, images(3, 1, 3, 5), labels(3, 4))
+        assert {module.training for module in model.modules()} == {training}
+        with pytest.raises(KeyError), evaluating(model):
+            raise KeyError("mine")
+        assert {module.training for module in model.modules()} == {training}
+
+
+def test_an_attack_in_training_mode_leaves_frozen_what_is_frozen():
+    model = nn.Sequential(nn.BatchNorm1d(15), nn.Flatten(), nn.Linear(15, 4), nn.BatchNorm1d(4)).double().train()
+    model[0].eval()
+    frozen, moving = model[0].running_mean.clone(), model[3].running_mean.clone()
+    PGD(eps=0.1, step_size=0.05, steps=2, mode="train")(model, images(3, 15), labels(3, 4))
+    assert torch.equal(model[0].running_mean, frozen)
+    assert not torch.equal(model[3].running_mean, moving)
+    assert [module.training for module in model] == [False, True, True, True]
 
 
 @pytest.mark.parametrize("classes_at_once", [2, 16])
@@ -122,6 +168,48 @@ def test_images_with_a_graph_are_refused_and_those_of_inference_mode_taken(emr):
     with torch.inference_mode():
         x = images(3, 1, 3, 5)
     emr(head, x).sum().backward()
+    emr.value(head, x)
+
+
+def test_images_of_inference_mode_are_attacked_and_measured():
+    with torch.inference_mode():
+        x, y = images(3, 1, 3, 5), labels(3, 4)
+    model = relu_net()
+    assert torch.equal(ATTACK(model, x, y), ATTACK(model, x.clone(), y))
+    assert torch.equal(ATTACK(model, x, y, start=x), ATTACK(model, x.clone(), y))
+    assert torch.equal(effective_margin(model, x, y), effective_margin(model, x.clone(), y))
+
+
+def test_a_function_that_keeps_something_called_variable_is_no_parameter():
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.variable = 3
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g * ctx.saved_tensors[0].cos()
+
+    model = Module(lambda self, x: self.head(Kept.apply(x.flatten(1))), head=nn.Linear(15, 5).double())
+    ExactEMR(classes_at_once=2)(model, images(3, 1, 3, 5)).sum().backward()
+    assert model.head.weight.grad.abs().sum() > 0
+
+
+def test_threads_that_share_a_model_leave_its_buffers():
+    model = nn.Sequential(nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(40, 4)).double().eval()
+    model.register_forward_hook(lambda module, given, found: torch.special.expit(found))  # to the other way
+    before, x = [id(buffer) for buffer in model.buffers()], images(2, 2, 4, 5)
+    threads = [
+        threading.Thread(target=lambda: [ApproximateEMR(temperature=1.0)(model, x) for _ in range(20)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [id(buffer) for buffer in model.buffers()] == before
 
 
 @pytest.mark.parametrize("emr", PENALTIES)

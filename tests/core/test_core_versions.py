@@ -21,6 +21,15 @@ def test_a_copy_elsewhere_and_other_line_ends_make_no_difference(tmp_path: Path)
     assert len(source_digest(copy)) == 12
 
 
+def test_an_editors_files_and_files_that_cannot_be_read_stop_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    before = source_digest(tmp_path)
+    (tmp_path / ".#a.py").symlink_to("me@host.1:2")
+    assert source_digest(tmp_path) == before
+    (tmp_path / "gone.py").symlink_to("nowhere")
+    assert source_digest(tmp_path) == "unknown"
+
+
 @pytest.mark.parametrize("change", ["content", "name", "more", "border"])
 def test_other_code_has_another_digest(tmp_path: Path, change: str) -> None:
     for name in ("one", "two"):

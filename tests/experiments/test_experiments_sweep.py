@@ -177,3 +177,13 @@ def test_a_sweep_over_held_out_images_says_so_and_one_with_a_forgotten_schedule_
     assert "validation, clean, %" in said.out
     assert "test images" not in said.out
     assert "note: optimizer.schedule comes down at 8 epochs, the run ends at 1" in said.err
+
+
+def test_scores_of_two_kinds_have_a_column_each_and_every_points_schedule_is_looked_at(tmp_path, capsys):
+    command = ["sweep", "demo/emr", "--out", str(tmp_path), "--grid", "data.held_out=20,0", "--grid", "epochs=1,2"]
+    assert run([*command, *TINY[:6], "--set", "optimizer.schedule={kind = 'steps', milestones = [1]}"]) == 0
+    said = capsys.readouterr()
+    assert "validation, clean, %" in said.out
+    assert "test, clean, %" in said.out
+    assert "To choose by held-out training images" in " ".join(said.out.split())
+    assert said.err.count("note: optimizer.schedule.milestones has 1, the run ends at 1 epochs") == 1

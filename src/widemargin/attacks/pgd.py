@@ -21,6 +21,7 @@ from widemargin.checks import (
     check_number,
     choice,
     pixel_hint,
+    usable,
 )
 from widemargin.errors import InputError
 from widemargin.losses import cross_entropy
@@ -75,7 +76,7 @@ class PGD:
         check_model("PGD", model)
         check_images("PGD", x)
         check_labels("PGD", y, batch=len(x))
-        y = y.long()
+        x, y = usable(x), usable(y).long()
         threat = make_threat(self.norm, self.eps)
         point = self._first_point(threat, x, generator) if start is None else _given(start, x)
         model = without_ddp(model)
@@ -151,4 +152,4 @@ def _goal_gradient(model: nn.Module, point: Tensor, y: Tensor, goal: Goal) -> Te
 def _given(start: Tensor, x: Tensor) -> Tensor:
     if start.shape != x.shape:
         raise InputError(f"attack: start must have the shape of the images {tuple(x.shape)}, got {tuple(start.shape)}")
-    return start.detach().to(dtype=x.dtype, device=x.device)
+    return usable(start).detach().to(dtype=x.dtype, device=x.device)

@@ -75,7 +75,7 @@ def sweep(
     points = plan.points()
     make_folder(out)
     console = Console(stderr=True)
-    for text in unreached(config):
+    for text in dict.fromkeys(text for point in points for text in unreached(plan.configure(point))):
         console.print(f"note: {text}", style="yellow", highlight=False, soft_wrap=True, markup=False)
 
     def run_point(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -102,6 +102,10 @@ def _scores(last: Line, metrics: list[Line]) -> dict[str, Any]:
     return {key: value for key, value in last.items() if isinstance(value, float)} | {"score": score, "scored": name}
 
 
+def _unit(score: str) -> str:
+    return f"{score.replace('_', ', ')}, %"
+
+
 def _show(
     grid: Mapping[str, Sequence[str]],
     done: list[tuple[dict[str, str], dict[str, Any]]],
@@ -109,21 +113,18 @@ def _show(
     name: str,
     out: Path,
 ) -> None:
-    scored = done[0][1]["scored"] if done else "score"
-    title = f"{name}: {len(done)} of {count} points"
-    table = Table(*grid, f"{scored.replace('_', ', ')}, %" if done else scored, title=title)
+    scores = list(dict.fromkeys(values["scored"] for _, values in done))
+    table = Table(*grid, *(map(_unit, scores) if scores else ["score"]), title=f"{name}: {len(done)} of {count} points")
     for point, values in sorted(done, key=lambda pair: -pair[1].get("score", -math.inf)):
-        table.add_row(*(point[path] for path in grid), f"{values['score']:.2f}")
+        cells = (f"{values['score']:.2f}" if values["scored"] == score else "" for score in scores)
+        table.add_row(*(point[path] for path in grid), *cells)
     console = Console()
     console.print(table)
-    if scored.startswith("test"):
+    if any(score.startswith("test") for score in scores):
         console.print(CHOSEN_ON_TEST, highlight=False, soft_wrap=True)
     record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
     write_text_whole(out / "sweep.json", json.dumps(record, indent=2) + "\n")
     if done and len(grid) <= 2:
-        scores = [(point, values["score"]) for point, values in done]
-        save_picture(
-            heat_map(grid, scores, title=name, unit=f"{scored.replace('_', ', ')}, %"),
-            out / "heat-map.png",
-        )
+        found = [(point, values["score"]) for point, values in done]
+        save_picture(heat_map(grid, found, title=name, unit=" or ".join(map(_unit, scores))), out / "heat-map.png")
         console.print(f"heat map: {out / 'heat-map.png'}", highlight=False)

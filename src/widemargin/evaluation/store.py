@@ -37,7 +37,7 @@ class Store:
             key = next(key for key in [*ours, *theirs] if ours.get(key) != theirs.get(key))
             raise InputError(
                 f"{self.folder} holds another evaluation ({key}: {ours.get(key)!r} here, {theirs.get(key)!r} there); "
-                "choose another --out"
+                f"choose another --out{', or give the --step-size it was begun with' * (key == 'step_size')}"
             )
 
     def part(self, shard: int, name: str) -> Record | None:

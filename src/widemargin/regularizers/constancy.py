@@ -1,5 +1,7 @@
 """What every input-gradient penalty refuses: to be a constant."""
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
@@ -51,8 +53,7 @@ def _leaves(tensor: Tensor) -> list[Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            leaves.append(variable)
+        if node.name() == "torch::autograd::AccumulateGrad":
+            leaves.append(cast(Any, node).variable)
         waiting += [following for following, _ in node.next_functions]
     return leaves

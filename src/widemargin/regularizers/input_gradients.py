@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widemargin.checks import check_batch, check_logits, check_model
+from widemargin.checks import check_batch, check_logits, check_model, usable
 from widemargin.jacobian import logits_and_leaf, vector_jacobian_products
 from widemargin.linearize import Cotangents, NotLinear, PlainStages, Stages, squared_lengths, squared_products
 from widemargin.modes import copied_buffers, evaluating, with_buffers, without_ddp
@@ -29,7 +29,7 @@ def squared_input_gradients(
     check_batch(owner, x)
     model = without_ddp(model)
     check_gradient_is_possible(owner, model, x)
-    x = x.clone() if x.is_inference() else x
+    x = usable(x)
 
     def checked(logits: Tensor) -> Tensor:
         check_logits(owner, logits, batch=len(x))
@@ -73,7 +73,8 @@ def by_double_backward(
     A graph of second order is kept for up to ``at_once`` cotangents; beyond, the graph of the forward pass is kept and
     each chunk's own is built again when gradients are asked for, at the price of one more backward pass per cotangent.
     """
-    with with_buffers(copied_buffers(model)):  # the graph keeps them; a train-mode forward may change the model's own
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    with with_buffers(copied_buffers(model) if scripted else []):  # whose batch norms cannot be rewritten
         logits, leaf = logits_and_leaf(model, x, owner=owner)
     vectors = cotangents(logits.detach() if constant else logits)
     whole = len(vectors) <= at_once or not constant
