@@ -11,16 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from widemargin.config.parts import (
-    AveragingConfig,
-    DataConfig,
-    EvaluationConfig,
-    OptimizerConfig,
-    StoppingConfig,
-    WatchConfig,
-)
-from widemargin.config.penalties import EMRConfig, IGRConfig
-from widemargin.config.run import ANNEALINGS, ATTACKS, RunConfig, kinds
+from widemargin.config import RunConfig, kinds
+from widemargin.config.run import ANNEALINGS, ATTACKS
 from widemargin.data import AUGMENTATIONS, DATASETS
 from widemargin.heads import HEADS
 from widemargin.models import MODELS
@@ -29,16 +21,6 @@ from widemargin.plain import REGISTRY, to_table
 from widemargin.schedules import SCHEDULES
 
 INTRODUCTION = Path(__file__).with_suffix(".md")
-PARTS: dict[str, type] = {
-    "data": DataConfig,
-    "optimizer": OptimizerConfig,
-    "emr": EMRConfig,
-    "igr": IGRConfig,
-    "averaging": AveragingConfig,
-    "stopping": StoppingConfig,
-    "watch": WatchConfig,
-    "evaluation": EvaluationConfig,
-}
 REGISTRIES: dict[str, tuple[str, Mapping[str, type]]] = {
     "Models": ("`[model]`, and `[teacher]` for LBGAT", MODELS),
     "Heads": ("`[head]`: the last layer", HEADS),
@@ -49,14 +31,23 @@ REGISTRIES: dict[str, tuple[str, Mapping[str, type]]] = {
 }
 NAMED: dict[str, Mapping[str, object]] = {"data.name": DATASETS, "data.augmentation": AUGMENTATIONS}
 """Settings that are words, of which these are known."""
-
-
 LISTS: dict[Any, str] = {
     int: "a list of whole numbers",
     float: "a list of numbers",
     str: "a list of words",
     tuple[float, ...]: "a list of lists of numbers",
 }
+
+
+def _parts() -> dict[str, Any]:
+    """The tables of a run that have no ``kind`` of a registry, by name, in its order."""
+    hints = typing.get_type_hints(RunConfig)
+    fields = [field for field in dataclasses.fields(RunConfig) if REGISTRY not in field.metadata]
+    options = {field.name: [hints[field.name], *typing.get_args(hints[field.name])] for field in fields}
+    return {name: part for name, found in options.items() for part in found if dataclasses.is_dataclass(part)}
+
+
+PARTS = _parts()
 
 
 def page() -> str:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oracles import exact_emr_slowly, images, labels, relu_net, seeded
-from widemargin import PGD, ApproximateEMR, ExactEMR, InputError, StochasticEMR, effective_margin
+from widemargin import PGD, ApproximateEMR, ExactEMR, InputError, StochasticEMR, effective_margin, evaluate
 from widemargin.modes import evaluating
 from widemargin.objectives import Trades
 from widemargin.types import Nets
@@ -20,6 +20,7 @@ ATTACK = PGD(eps=0.1, step_size=0.05, steps=2)
 USES: list[Callable[[nn.Module, Tensor, Tensor], object]] = [
     lambda model, x, y: ATTACK(model, x, y),
     lambda model, x, y: effective_margin(model, x, y),
+    lambda model, x, y: evaluate(model, (x, y), ["clean"], sanity=False),
     *[lambda model, x, y, emr=emr: emr(model, x) for emr in PENALTIES],  # type: ignore[misc]
 ]
 

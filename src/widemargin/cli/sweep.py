@@ -12,8 +12,8 @@ from rich.table import Table
 
 from widemargin.cli.alone import check_alone
 from widemargin.cli.arguments import DataDir, Device, OnNonfinite
+from widemargin.cli.schedule_notes import note_unreached
 from widemargin.config import RunConfig
-from widemargin.config.unreached import unreached
 from widemargin.config_files import with_overrides
 from widemargin.errors import InputError
 from widemargin.experiments.grid import Sweep, parse_grid
@@ -75,8 +75,7 @@ def sweep(
     points = plan.points()
     make_folder(out)
     console = Console(stderr=True)
-    for text in dict.fromkeys(text for point in points for text in unreached(plan.configure(point))):
-        console.print(f"note: {text}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+    note_unreached(map(plan.configure, points), console)
 
     def run_point(config: RunConfig, folder: Path) -> dict[str, Any]:
         console.print(f"[bold]{folder.name}[/bold]", highlight=False)

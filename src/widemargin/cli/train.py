@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from widemargin.cli.arguments import DataDir, Device, EngineOption, OnNonfinite, seconds
-from widemargin.config.unreached import unreached
+from widemargin.cli.schedule_notes import note_unreached
 from widemargin.config_files import with_overrides
 from widemargin.recipes import find_recipe
 from widemargin.training import RunResult, Stop
@@ -58,8 +58,7 @@ def train(
     config = with_overrides(find_recipe(recipe).config, settings or [])
     limit = seconds("--max-time", max_time)
     console, stop = Console(stderr=True, quiet=not is_first_process()), Stop()
-    for text in unreached(config):
-        console.print(f"note: {text}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+    note_unreached([config], console)
     result = train_run(
         config,
         out=out,

@@ -141,7 +141,7 @@ def _huge(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) 
 
 
 def alarms_of_numbers(accuracy: Mapping[str, float], settings: EvaluationSettings) -> list[Alarm]:
-    """Look at the accuracies, at each eps."""
+    """Look at the accuracies, at each eps, and at what was asked for."""
     alarms = _short(settings)
     for eps in settings.eps:
         at = {

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from widemargin.checks import check_labels
+from widemargin.checks import check_labels, check_model
 from widemargin.data import ImageSet
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers
@@ -63,6 +63,7 @@ def evaluate(
     every finished piece is written down and the same call goes on where it stopped. The model, its mode, its gradients
     and the global random state are left as they were.
     """
+    check_model("evaluate", model)
     store = Store(None if out is None else Path(out))
     with processes(store.folder) as group:
         with group.agreeing():

@@ -26,6 +26,7 @@ from widemargin.precision import allowing_tf32
 
 Say = Callable[[str], None]
 NAN = "nan"
+"""A margin that is no number, in the files: JSON has none."""
 NO_PREDICTION = -1
 """Where a logit is no number."""
 

@@ -35,9 +35,10 @@ class Store:
         elif json.loads(found) != json.loads(text):
             ours, theirs = json.loads(text), json.loads(found)
             key = next(key for key in [*ours, *theirs] if ours.get(key) != theirs.get(key))
+            hint = ", or give the --step-size it was begun with" if key == "step_size" else ""
             raise InputError(
                 f"{self.folder} holds another evaluation ({key}: {ours.get(key)!r} here, {theirs.get(key)!r} there); "
-                f"choose another --out{', or give the --step-size it was begun with' * (key == 'step_size')}"
+                f"choose another --out{hint}"
             )
 
     def part(self, shard: int, name: str) -> Record | None:

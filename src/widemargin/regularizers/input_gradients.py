@@ -62,7 +62,7 @@ def squared_input_gradients_value(
     """(B,), without a graph."""
     with torch.enable_grad():
         logits, leaf = logits_and_leaf(model, x, owner=owner)
-    return _sum_of_chunks(logits, leaf, cotangents(logits.detach()), at_once)
+    return _sum_of_chunks(logits, leaf, cotangents(logits.detach()).split(at_once))
 
 
 def by_double_backward(
@@ -88,9 +88,9 @@ def by_double_backward(
     return many
 
 
-def _sum_of_chunks(logits: Tensor, leaf: Tensor, vectors: Tensor, at_once: int) -> Tensor:
+def _sum_of_chunks(logits: Tensor, leaf: Tensor, chunks: Sequence[Tensor]) -> Tensor:
     total = torch.zeros(len(logits), dtype=logits.dtype, device=logits.device)
-    for chunk in vectors.split(at_once):
+    for chunk in chunks:
         total += squared_lengths(vector_jacobian_products(logits, leaf, chunk, keep_graph=True))
     return total
 
@@ -103,9 +103,7 @@ class _Chunks(torch.autograd.Function):
     def forward(ctx: Any, graph: tuple[Tensor, Tensor], chunks: Sequence[Tensor], *parameters: Tensor) -> Tensor:
         ctx.save_for_backward(*parameters)  # one of them changed before backward() raises
         ctx.graph, ctx.chunks = graph, chunks
-        logits, leaf = graph
-        lengths = [squared_lengths(vector_jacobian_products(logits, leaf, c, keep_graph=True)) for c in chunks]
-        return torch.stack(lengths).sum(0)
+        return _sum_of_chunks(*graph, chunks)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
