@@ -40,10 +40,8 @@ LISTS: dict[Any, str] = {
 
 
 def _parts() -> dict[str, Any]:
-    """The tables of a run that have no ``kind`` of a registry, by name, in its order."""
-    hints = typing.get_type_hints(RunConfig)
-    fields = [field for field in dataclasses.fields(RunConfig) if REGISTRY not in field.metadata]
-    options = {field.name: [hints[field.name], *typing.get_args(hints[field.name])] for field in fields}
+    """The tables of a run that are of one class, by name, in its order."""
+    options = {name: [hint, *typing.get_args(hint)] for name, hint in typing.get_type_hints(RunConfig).items()}
     return {name: part for name, found in options.items() for part in found if dataclasses.is_dataclass(part)}
 
 
