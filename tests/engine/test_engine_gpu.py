@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,9 @@ from widemargin.data import Batch, Batches, CropFlip, ImageSet, NoAugmentation, 
 from widemargin.engine import FastNetwork, Plan, Replayed, make_plan
 from widemargin.engine import replayed as replayed_module
 from widemargin.engine.replayed import CALLS
+from widemargin.evaluation import evaluate
+from widemargin.evaluation import evaluator as evaluator_module
+from widemargin.evaluation import searched as searched_module
 from widemargin.evaluation.accuracy import verdicts
 from widemargin.evaluation.margins import measure_margins
 from widemargin.evaluation.searched import searched
@@ -255,3 +259,20 @@ def test_a_search_with_tf32_runs_on_a_copy_with_channels_last(model: str) -> Non
     x = torch.rand(4, *SHAPES[model], device="cuda")
     with torch.no_grad(), full_float32():
         torch.testing.assert_close(copied(x), network(x), rtol=1e-3, atol=1e-4)
+
+
+def test_a_long_search_with_tf32_is_compiled_and_finds_what_a_plain_one_finds() -> None:
+    network = trained(run_of("resnet", "at"), Plan(), "resnet", count=1, device="cuda").nets.model.eval()
+    x, y = torch.rand(600, *SHAPES["resnet"]), torch.randint(0, 3, (600,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searched_module, "HEAVY", 0.0)
+        patch.setattr(evaluator_module, "_many_like", lambda shard, _: shard.images)
+        options: dict[str, Any] = {"shard_size": 600, "max_steps": 10, "distance": True}
+        reports = {
+            search: evaluate(network, (x, y), ["clean", "autoattack"], 0.002, search=search, **options)
+            for search in ("float32", "tf32")
+        }
+    left = [report.accuracy["autoattack"] for report in reports.values()]
+    assert left[0] == pytest.approx(left[1], abs=0.7)
+    ratio = reports["tf32"].distance / reports["float32"].distance
+    assert ratio[ratio.isfinite()].median() == pytest.approx(1, abs=0.02)

@@ -9,6 +9,7 @@ from small_networks import Rough, pictures, taught_conv
 from torch import nn
 
 import widemargin
+from widemargin.evaluation import distance, evaluator
 from widemargin.ranks import rank_correlation
 
 OVERSHOOT = 1.07  # FAB steps 5% beyond the boundary it projects to
@@ -58,6 +59,33 @@ def test_a_linear_models_distances_are_known(norm, batch_size):
     assert measured["count"] == 15
     assert measured["median"] == pytest.approx(float(report.distance[right].median()))
     assert measured["rank_correlation"] > 0.97
+
+
+@pytest.mark.parametrize("off", [-0.03, -0.004, 0.0, 0.004, 0.03, 5.0])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_what_another_arithmetic_finds_is_adversarial_for_the_model(monkeypatch, norm, off):
+    """The search sees one class higher than the model does: its boundaries are nearer, farther, or where none are."""
+    model, x = linear_model(), images_in_the_middle()
+    y = model(x).argmax(1)
+    other = linear_model()
+    with torch.no_grad():
+        other[1].bias[1] += off
+    monkeypatch.setattr(evaluator, "searched", lambda _, **__: other)
+    seen = []
+    carefully = distance._carefully
+    monkeypatch.setattr(distance, "_carefully", lambda *args: seen.append(len(args[1])) or carefully(*args))
+    options = {"distance": True, "sanity": False}
+    report = widemargin.evaluate(model, (x, y), ["clean"], 0.1, norm, search="tf32", **options)
+    again = sum(seen)
+    plain = widemargin.evaluate(model, (x, y), ["clean"], 0.1, norm, **options)
+    exact = closed_form(model, x, y, norm)
+    assert (report.distance / exact).min() > 0.999, "nearer than anything can be"
+    assert report.distance.isfinite().all(), "whoever was not found has been searched for again"
+    assert (report.distance / plain.distance).max() < (1.12 if abs(off) < 0.01 else 1.25)
+    assert (again > 0) is (off != 0), "what float32 sees otherwise is searched again, and nothing else"
+    assert again == 16 or abs(off) < 0.1
+    assert report.to_json()["precision"] == "float32 (no TF32); attacks searched with TF32"
+    assert plain.to_json()["precision"] == "float32 (no TF32)"
 
 
 def test_two_classes_and_a_single_example():

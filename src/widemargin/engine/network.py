@@ -6,18 +6,16 @@ autocast. An evaluation-mode pass that needs no weight gradients runs the twin. 
 """
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from widemargin.engine.or_plain import Function, OrPlain
 from widemargin.engine.plan import Plan
 from widemargin.engine.twin import Twin
 from widemargin.errors import WidemarginWarning
 from widemargin.linearize import PlainStages, Stages
-
-Function = Callable[[Tensor], Tensor]
 
 
 class FastNetwork(nn.Module):
@@ -99,22 +97,4 @@ class FastNetwork(nn.Module):
         compiler = self._plan.compiler
         if compiler is None:
             return function
-        return _OrPlain(torch.compile(function, backend=compiler, dynamic=False), function, name, self._say)
-
-
-class _OrPlain:
-    """A compiled function that gives way to the plain one, once and for all, if it does not compile."""
-
-    def __init__(self, compiled: Function, plain: Function, name: str, say: Callable[[str, str], None]) -> None:
-        self._now, self._plain, self._name, self._say = compiled, plain, name, say
-
-    def __call__(self, x: Tensor) -> Tensor:
-        try:
-            return self._now(x)
-        except RuntimeError as error:
-            if not type(error).__module__.startswith("torch._dynamo"):
-                raise
-            self._now = self._plain
-            reason = str(error).strip().splitlines()[0]
-            self._say(self._name, f"the {self._name} pass does not compile ({reason}); it runs uncompiled")
-            return self._plain(x)
+        return OrPlain(torch.compile(function, backend=compiler, dynamic=False), function, name, self._say)

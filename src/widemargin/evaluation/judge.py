@@ -148,19 +148,17 @@ class Judge:
         if settings.margins:
             pieces["margin"] = self._piece(shard, "margin", lambda: {"values": _numbers(self._margin(x, y))})
         if settings.distance:
-            reference = self._reference(self.model, 1.0, classes)
             pieces["distance"] = self._piece(
-                shard,
-                "distance",
-                lambda: {
-                    "values": _numbers(
-                        minimal_distance(
-                            self.model, x, y, reference=reference, norm=settings.norm, batch_size=settings.batch_size
-                        )
-                    )
-                },
+                shard, "distance", lambda: {"values": _numbers(self._distance(x, y, classes))}
             )
         return pieces
+
+    def _distance(self, x: Tensor, y: Tensor, classes: int) -> Tensor:
+        settings = self.settings
+        reference = self._reference(self.model, 1.0, classes)
+        quick = self._reference(self.searched, 1.0, classes) if settings.search == "tf32" else None
+        size = settings.batch_size
+        return minimal_distance(self.model, x, y, reference=reference, norm=settings.norm, batch_size=size, quick=quick)
 
     def _margin(self, x: Tensor, y: Tensor) -> Tensor:
         size = self.settings.batch_size

@@ -89,7 +89,7 @@ class Report:
         }
 
     def _precision(self) -> str:
-        searched = self.settings.search == "tf32" and set(self.settings.attacks) != {"clean"}
+        searched = self.settings.search == "tf32" and self.settings.searches
         return "float32 (no TF32)" + "; attacks searched with TF32" * searched
 
     def _data(self) -> dict[str, Any]:

@@ -1,23 +1,44 @@
-"""The network that an attack searches on: with TF32, a copy whose layout the GPU's tensor cores are made for.
+"""The network that an attack searches on: with TF32, a copy as the GPU's tensor cores like it.
 
-They want channels last; other layouts are turned around before and after every convolution. The copy is for the search
-alone: what it finds is judged by the network itself, in float32. Networks that are not ours are searched as they are.
+They want channels last; other layouts are turned around before and after every convolution. Where many passes are to
+come, the copy of a large network is compiled too, which fuses what lies between the convolutions. The copy is for the
+search alone: what it finds is judged by the network itself, in float32. Networks that are not ours are searched as they
+are.
 """
 
 import copy
+import warnings
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from widemargin.engine.or_plain import Function, OrPlain
+from widemargin.engine.plan import HEAVY, forward_flops
+from widemargin.engine.turns import tracing_networks
+from widemargin.errors import WidemarginWarning
 from widemargin.models import Classifier
+from widemargin.precision import allowing_tf32
+
+COMPILER = "inductor"
+FEW = 8
+"""Fewer images than that are not worth a compiled call; torch would compile again for one alone."""
 
 
-def searched(model: nn.Module, *, tf32: bool) -> nn.Module:
-    """The model, or such a copy of it; its weights are the model's of now."""
+def searched(model: nn.Module, *, tf32: bool, many_like: Tensor | None = None) -> nn.Module:
+    """The model, or such a copy of it; its weights are the model's of now.
+
+    ``many_like``: a batch of images like the many to come, for which compiling would pay. Called with no TF32 switch
+    held: whoever compiles waits for other threads first.
+    """
     parameter = next(model.parameters(), None)
     if not (tf32 and isinstance(model, Classifier) and parameter is not None and parameter.is_cuda):
         return model
-    return channels_last_copy(model)
+    turned = channels_last_copy(model)
+    if many_like is None or parameter.dtype != torch.float32:
+        return turned
+    heavy = forward_flops(model, tuple(many_like.shape[1:]), parameter.device) >= HEAVY
+    return compiled(turned, many_like.to(parameter.device), COMPILER) if heavy else turned
 
 
 def channels_last_copy(model: nn.Module) -> nn.Module:
@@ -27,3 +48,60 @@ def channels_last_copy(model: nn.Module) -> nn.Module:
         if parameter.dim() == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     return turned
+
+
+def compiled(network: nn.Module, batch: Tensor, compiler: Any) -> nn.Module:
+    """The network compiled for batches of any size like this one, with and without gradients; it is ready after.
+
+    To be called with TF32 allowed. ``compiler`` is a backend of torch.compile.
+    """
+    made = _Compiled(network, compiler)
+    if len(batch) >= FEW:
+        with tracing_networks(), allowing_tf32():
+            made.get_ready(batch)
+    return made
+
+
+class _Compiled(nn.Module):
+    """Calls the compiled network where there are enough images, the plain one otherwise."""
+
+    def __init__(self, network: nn.Module, compiler: Any) -> None:
+        super().__init__()
+        self.network = network
+        self.training = False
+
+        def logits(images: Tensor) -> Tensor:  # torch counts what it compiles by function: this is none that trains
+            found: Tensor = network(images)
+            return found
+
+        self._quick: Function = OrPlain(torch.compile(logits, backend=compiler), logits, "search", _say)
+
+    def get_ready(self, batch: Tensor) -> None:
+        """Compile, once without gradients and once with."""
+        batch = _turned(batch.detach())
+        torch._dynamo.mark_dynamic(batch, 0)
+        with torch.no_grad():
+            self._quick(batch)
+        with torch.enable_grad():  # the backward pass is compiled when it first runs
+            leaf = batch.clone().requires_grad_(True)
+            torch._dynamo.mark_dynamic(leaf, 0)
+            torch.autograd.grad(self._quick(leaf).sum(), leaf)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
+        if len(x) < FEW:
+            logits: Tensor = self.network(x)
+            return logits
+        x = _turned(x)
+        if x.requires_grad and torch.is_grad_enabled():
+            return self._quick(x)
+        with torch.no_grad():  # one and the same for the compiler
+            return self._quick(x.detach())
+
+
+def _turned(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _say(_topic: str, sentence: str) -> None:
+    warnings.warn(sentence, WidemarginWarning, stacklevel=2)

@@ -28,7 +28,7 @@ class EvaluationSettings:
     margins: bool = True
     sanity: bool = True
     search: str = "float32"
-    """The arithmetic in which attacks search; verdicts are in float32, and distances altogether."""
+    """The arithmetic in which attacks search; what they find counts as far as it holds in float32."""
     max_steps: int | None = None
     """Cuts PGD and every part of AutoAttack short where only the code is on trial."""
 
@@ -47,9 +47,14 @@ class EvaluationSettings:
                 self.attack(name, eps)
 
     @property
+    def searches(self) -> bool:
+        """Whether anything here looks for adversarial images."""
+        return self.distance or set(self.attacks) != {"clean"}
+
+    @property
     def needs_gradients(self) -> bool:
         """Whether anything here differentiates the model by its images."""
-        return self.sanity or self.margins or self.distance or set(self.attacks) != {"clean"}
+        return self.sanity or self.margins or self.searches
 
     def attack(self, name: str, eps: float) -> PGD | FGSM | None:
         """The gradient attack of that name; None for "clean" and "autoattack", which are none."""

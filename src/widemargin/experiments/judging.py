@@ -27,13 +27,13 @@ from widemargin.experiments.judgments import Judgment, judgment_of
 from widemargin.experiments.quick import ATTACK_STEPS
 from widemargin.files import write_text_whole
 from widemargin.margins.histogram import WIDTHS, count_margins
-from widemargin.models import CNNConfig, MLPConfig
+from widemargin.models import CNNConfig, MLPConfig, ResNet18Config
 from widemargin.training import RunResult
 from widemargin.training.setup import Splits, load_splits
 from widemargin.training.watch import batch_size, first_samples, training_points
 from widemargin.types import Nets
 
-PIECES: dict[type, int] = {MLPConfig: 10_000, CNNConfig: 2500}
+PIECES: dict[type, int] = {MLPConfig: 10_000, CNNConfig: 2500, ResNet18Config: 1250}
 """Images that a GPU takes at once where the network is small: fewer launches. The evaluation records it."""
 
 

@@ -48,7 +48,8 @@ def perform(task: Task, means: Means, *, max_seconds: float, console: Console, s
     """Do it, or as much of it as the time, or whoever asks through ``stop``, allows."""
     job = task.job
     if task.judgment is not None:
-        judge_with(job, task.judgment, data_dir=means.data_dir, device=choose_device(means.device))
+        with calling_networks():
+            judge_with(job, task.judgment, data_dir=means.data_dir, device=choose_device(means.device))
         return
     run = train(
         job.trained_config,
