@@ -33,8 +33,9 @@ from widemargin.training.setup import Splits, load_splits
 from widemargin.training.watch import batch_size, first_samples, training_points
 from widemargin.types import Nets
 
-PIECES: dict[type, int] = {MLPConfig: 10_000, CNNConfig: 2500, ResNet18Config: 1250}
-"""Images that a GPU takes at once where the network is small: fewer launches. The evaluation records it."""
+PIECES: dict[type, int] = {MLPConfig: 10_000, CNNConfig: 10_000, ResNet18Config: 2500}
+"""Images that a GPU takes at once where they fit: fewer launches, and enough for an attack to work on when most are
+broken already. The evaluation records it."""
 
 
 def judge(job: Job, run: RunResult, *, data_dir: str | None, device: torch.device, workers: int) -> None:

@@ -32,7 +32,7 @@ def kinds(values: Iterable[str]) -> str:
     counted = sorted(Counter(values).items(), key=lambda pair: (-pair[1], pair[0]))
     if len(counted) == 1:
         return counted[0][0]
-    return "; ".join(f"{value} ({count} job{'s' * (count > 1)})" for value, count in counted)
+    return "; ".join(f"{value.replace(';', ',')} ({count} job{'s' * (count > 1)})" for value, count in counted)
 
 
 def _versions(table: Fields) -> str:

@@ -9,6 +9,7 @@ from statistics import fmean, median
 import torch
 
 from widemargin.ranks import rank_correlation
+from widemargin.reports.collection.circumstances import kinds
 from widemargin.reports.collection.paper import PaperTable
 from widemargin.reports.collection.table_text import NONE, Jobs, line
 from widemargin.reports.collection.tree import CollectedJob, Pairs
@@ -29,7 +30,18 @@ def distance_text(table: PaperTable, jobs: Jobs) -> str:
     norm = norm_title(measured[0][1][0].norm)
     lines = [line([head.format(norm) for head in HEADS]), line([":--", *["--:"] * (len(HEADS) - 1)])]
     lines += [line([plain(label), *_cells(found)]) for label, found in measured]
-    return "\n".join([f"### {TITLE}\n", f"{SAID}\n", *lines, *_across([found for _, found in measured])]) + "\n"
+    precision = kinds(pairs.precision for _, found in measured for pairs in found)
+    return (
+        "\n".join(
+            [
+                f"### {TITLE}\n",
+                f"{SAID} Judged in: {plain(precision)}.\n",
+                *lines,
+                *_across([found for _, found in measured]),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _measured(jobs: Sequence[CollectedJob]) -> list[Pairs]:

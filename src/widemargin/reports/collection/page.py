@@ -5,7 +5,7 @@ from pathlib import Path
 
 from widemargin.reports.collection import layout
 from widemargin.reports.collection.autoattack_text import TITLE, autoattack_text
-from widemargin.reports.collection.circumstances import circumstances
+from widemargin.reports.collection.circumstances import circumstances, kinds
 from widemargin.reports.collection.distance_text import distance_text
 from widemargin.reports.collection.paper import PaperRow, PaperTable
 from widemargin.reports.collection.table_text import (
@@ -36,7 +36,7 @@ over correctly classified images. {ABOVE} and {BELOW} mark what is more than {FA
 {FAR_MARGIN:g} of margin, above or below the paper.
 """
 
-LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some rows (`docs/results.md`).\n"
+LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some rows (`docs/results.md`)."
 
 
 def page(tables: Sequence[PaperTable], jobs: Jobs, notes: Path, pictures: Sequence[tuple[str, str, str]]) -> str:
@@ -75,13 +75,18 @@ def _section(table: PaperTable, jobs: Jobs, notes: Path) -> str:
     if missing:
         parts.append(f"Not run yet: {', '.join(missing)}.\n")
     if "autoattack" not in table.columns and "autoattack" in columns_of(table, jobs):
-        parts.append(LATER)
+        parts.append(f"{LATER} It judged in: {plain(_precision_of_autoattack(run, jobs))}.\n")
     parts.append(plain(circumstances([job for row in run for job in jobs[row.recipe]])) + "\n")
     remarks = [f"- {plain(remark)}" for row in run for remark in _remarks(table, row, jobs[row.recipe])]
     if remarks:
         parts.append("\n".join(remarks) + "\n")
     parts += [text for text in (autoattack_text(table, jobs), distance_text(table, jobs)) if text]
     return "\n".join(parts)
+
+
+def _precision_of_autoattack(rows: Sequence[PaperRow], jobs: Jobs) -> str:
+    judged = [job.autoattack for row in rows for job in jobs[row.recipe] if job.autoattack.values]
+    return kinds(report.text("precision", "unknown") for report in judged)
 
 
 def _note(path: Path) -> str:

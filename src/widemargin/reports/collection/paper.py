@@ -31,5 +31,5 @@ class PaperTable:
     rows: Sequence[PaperRow]
 
     def label(self, row: PaperRow) -> str:
-        """What the row is called: the short name where it is one row's alone."""
-        return row.short if [other.short for other in self.rows].count(row.short) == 1 else row.recipe
+        """What the row is called: its short name, if all rows of the table have their own."""
+        return row.short if len({other.short for other in self.rows}) == len(self.rows) else row.recipe

@@ -30,6 +30,7 @@ class Pairs:
     norm: str
     pairs: Sequence[tuple[float, float]]
     correlation: float | None
+    precision: str = "unknown"
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def _pairs(table: Fields) -> Pairs | None:
     pairs = [(float(margin), float(distance)) for margin, distance in table.list("pairs")]
     if not pairs:
         return None
-    return Pairs(table.text("norm", "l2"), pairs, table.table("distance").number("rank_correlation"))
+    correlation = table.table("distance").number("rank_correlation")
+    return Pairs(table.text("norm", "l2"), pairs, correlation, table.text("precision", "unknown"))
 
 
 def _eps_curve(table: Fields) -> EpsCurve | None:
