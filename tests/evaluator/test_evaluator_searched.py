@@ -83,7 +83,7 @@ def counting(graphs):
     return backend
 
 
-SIZES = (20, 1, 7, 8, 33, 20, 64, 9)
+SIZES = (50, 1, 31, 32, 33, 50, 64, 48)
 
 
 @pytest.mark.usefixtures("nothing_compiled")
@@ -91,7 +91,7 @@ SIZES = (20, 1, 7, 8, 33, 20, 64, 9)
 def test_the_compiled_copy_computes_the_same_for_any_number_of_images(name):
     graphs: list[object] = []
     model = network(name).double().eval()
-    batch = torch.rand(16, *NETWORKS[name][1], dtype=torch.float64)
+    batch = torch.rand(48, *NETWORKS[name][1], dtype=torch.float64)
     quick = compiled(channels_last_copy(model), batch, counting(graphs))
     ready = len(graphs)
     assert ready >= 2, "with gradients and without"
@@ -112,7 +112,7 @@ def test_the_compiled_copy_computes_the_same_for_any_number_of_images(name):
 def test_two_compiled_networks_keep_their_own_weights():
     graphs: list[object] = []
     models = [build_model(CNNConfig(), image_shape=(3, 32, 32), num_classes=4, seed=seed).eval() for seed in (0, 1)]
-    backend, x = counting(graphs), torch.rand(16, 3, 32, 32)
+    backend, x = counting(graphs), torch.rand(32, 3, 32, 32)
     both = [compiled(channels_last_copy(model), x, backend) for model in models]
     with allowing_tf32(), torch.no_grad():
         for quick, model in zip(both, models, strict=True):
@@ -124,7 +124,7 @@ def test_a_search_that_does_not_compile_runs_as_it_is():
     def broken(_graph, _inputs):
         raise RuntimeError("no compiler here")
 
-    model, x = network("cnn").eval(), torch.rand(16, 3, 32, 32)
+    model, x = network("cnn").eval(), torch.rand(32, 3, 32, 32)
     with pytest.warns(WidemarginWarning, match="the search pass does not compile"):
         quick = compiled(channels_last_copy(model), x, broken)
     torch.testing.assert_close(quick(x), model(x), rtol=1e-4, atol=1e-5)

@@ -21,8 +21,8 @@ from widemargin.models import Classifier
 from widemargin.precision import allowing_tf32
 
 COMPILER = "inductor"
-FEW = 8
-"""Fewer images than that are not worth a compiled call; torch would compile again for one alone."""
+FEW = 32
+"""Fewer images than that are not worth a compiled call; torch would compile again for one alone, and for few."""
 
 
 def searched(model: nn.Module, *, tf32: bool, many_like: Tensor | None = None) -> nn.Module:
