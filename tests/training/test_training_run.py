@@ -287,3 +287,33 @@ def test_patience_counts_the_epochs_that_are_watched(tiny, epoch, over):
     config = tiny("data.held_out=40", "stopping={patience=2}", "watch.every=3")
     state = TrainState(nets=None, optimizer=None, epoch=epoch, best=Best(score=1.0, epoch=2))
     assert patience_is_over(state, config) == over
+
+
+def test_a_finished_run_of_which_only_the_best_weights_were_kept_stays_finished(tiny, tmp_path, monkeypatch):
+    config, out = tiny("epochs=3", *VALIDATED), tmp_path / "run"
+    whole = train(config, out=out)
+    for name in ("last.safetensors", "previous.safetensors"):
+        (out / name).unlink()
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "load_splits", lambda *_, **__: pytest.fail("nothing is left to train"))
+        again = train(config, out=out)
+    assert (again.finished, again.epoch, again.metrics) == (True, 3, whole.metrics)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    with pytest.raises(InputError, match="holds another run"):
+        train(replace(config, seed=config.seed + 1), out=out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_an_unfinished_run_without_its_last_checkpoint_begins_anew(tiny, tmp_path):
+    config, out = tiny("epochs=3", *VALIDATED), tmp_path / "run"
+    whole = train(config, out=out)
+    for name in ("last.safetensors", "previous.safetensors"):
+        (out / name).unlink()
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text("".join(lines[:2]))
+    again = train(config, out=out)
+    keys = ALWAYS - {"seconds"}
+    assert [[line[key] for key in keys] for line in again.metrics] == [
+        [line[key] for key in keys] for line in whole.metrics
+    ]

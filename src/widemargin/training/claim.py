@@ -11,7 +11,7 @@ from widemargin.checkpoints import PREVIOUS
 from widemargin.config import RunConfig
 from widemargin.config_files import differences, read_toml, to_toml
 from widemargin.errors import InputError
-from widemargin.evaluation.target import LAST
+from widemargin.evaluation.target import BEST, LAST
 from widemargin.files import held, make_folder, write_text_whole
 
 CONFIG = "config.toml"
@@ -61,7 +61,7 @@ def _claim(out: Path, config: RunConfig) -> None:
 
 
 def _trained(out: Path) -> bool:
-    return any((out / name).exists() for name in (LAST, PREVIOUS))
+    return any((out / name).exists() for name in (LAST, PREVIOUS, BEST))
 
 
 def _give_back(out: Path, *, existed: bool) -> None:

@@ -2,7 +2,8 @@
 
 The folder holds ``config.toml`` (written before anything else), ``metrics.jsonl`` (a line per epoch),
 ``last.safetensors``, ``previous.safetensors`` (the one before) and, where a validation split chooses,
-``best.safetensors``. The same call on the same folder goes on where it stopped. A step that is not finite leaves
+``best.safetensors``. The same call on the same folder goes on where it stopped; a finished run of which only the best
+weights were kept stays finished. A step that is not finite leaves
 ``nonfinite.json`` and ``nonfinite.safetensors`` (``replay``).
 """
 
@@ -22,7 +23,7 @@ from widemargin.training.epoch import train_epoch
 from widemargin.training.log import Line, read_metrics
 from widemargin.training.options import Options
 from widemargin.training.progress import TrainingDisplay
-from widemargin.training.run_checkpoint import save_the_rest
+from widemargin.training.run_checkpoint import finished_without_last, save_the_rest
 from widemargin.training.selection import patience_is_over
 from widemargin.training.setup import Splits, load_splits
 from widemargin.training.signals import Stop
@@ -82,13 +83,19 @@ def train(
         checkpoint_pause=checkpoint_pause,
     )
     with repeating(deterministic), training_processes(device) as (group, chosen), claimed_by_first(out, config, group):
-        if splits is None:
-            load = partial(load_splits, config.data, seed=config.seed, data_dir=data_dir, device=chosen)
-            splits = by_turns(group, load)
-        state, run = begin(config, out, splits, chosen, options, group=group, deadline=deadline, stop=asked)
-        _train(state, run, console if console is not None and group.first else Console(quiet=True))
-        metrics = group.together({0: read_metrics(out)} if group.first else {})[0]
-        result = RunResult(out, _finished(state, config), state.epoch, metrics, state.step)
+        with group.agreeing():
+            found = {0: finished_without_last(out, config)} if group.first else {}
+        finished = group.together(found)[0]
+        if finished is None:
+            if splits is None:
+                load = partial(load_splits, config.data, seed=config.seed, data_dir=data_dir, device=chosen)
+                splits = by_turns(group, load)
+            state, run = begin(config, out, splits, chosen, options, group=group, deadline=deadline, stop=asked)
+            _train(state, run, console if console is not None and group.first else Console(quiet=True))
+            metrics = group.together({0: read_metrics(out)} if group.first else {})[0]
+            result = RunResult(out, _finished(state, config), state.epoch, metrics, state.step)
+        else:
+            result = RunResult(out, finished=True, epoch=config.epochs, metrics=finished)
     if stop is None:
         asked.deliver()
     return result

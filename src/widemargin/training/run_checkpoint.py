@@ -29,7 +29,7 @@ from widemargin.config import RunConfig
 from widemargin.config_files import to_dict
 from widemargin.evaluation.target import BEST, LAST
 from widemargin.files import make_folder
-from widemargin.training.log import keep_until
+from widemargin.training.log import Line, keep_until, read_metrics
 from widemargin.training.refusal import check_finite, refuse_not_finite
 from widemargin.training.selection import describe_selection
 from widemargin.training.state import TrainState
@@ -50,6 +50,17 @@ def resume(state: TrainState, folder: Path) -> None:
         with fitting(path):
             state.restore(checkpoint.training, epoch=checkpoint.description.epoch, step=checkpoint.description.step)
     keep_until(folder, state.epoch)
+
+
+def finished_without_last(folder: Path, config: RunConfig) -> list[Line] | None:
+    """The metrics of a run with all its epochs and its best weights, but no checkpoint to go on from; else None.
+
+    Somebody kept what is judged and no more; to begin anew would lose that.
+    """
+    if not (folder / BEST).is_file() or any((folder / name).exists() for name in (LAST, PREVIOUS)):
+        return None
+    metrics = read_metrics(folder)
+    return metrics if metrics and metrics[-1]["epoch"] == config.epochs else None
 
 
 def save_in_mid_epoch(state: TrainState, run: Run) -> None:
