@@ -1,5 +1,7 @@
 """The pictures show the numbers that were collected."""
 
+import json
+import re
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
@@ -152,6 +154,39 @@ def test_the_mean_of_a_histogram_is_that_of_the_images(jobs):
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert float(labels[0].split()[-1]) == pytest.approx(1.0, abs=0.05)
     assert float(labels[1].split()[-1]) == pytest.approx(2.5, abs=0.05)
+
+
+@pytest.mark.parametrize(("images", "said"), [(4000, "(50% without a boundary)"), (2010, ""), (300, "")])
+def test_images_without_a_boundary_take_their_share_of_a_histogram(tmp_path, images, said):
+    write_job(tmp_path / "runs", "mnist-mlp/st-emr")
+    collect([tmp_path / "runs"], tmp_path / "results")
+    path = tmp_path / "results" / "rows" / "mnist-mlp-st-emr" / "seed-0" / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"data": {"name": "mnist", "count": images}}))
+    axes = histogram_figure(MNIST, by_recipe(read_tree(tmp_path / "results"))).axes[0]
+    assert sum(axes.patches[0].get_data().values) == pytest.approx(100 * 2000 / max(images, 2000))
+    label = axes.get_legend().get_texts()[0].get_text()
+    assert label.endswith(said)
+    assert ("without" in label) is bool(said)
+
+
+def test_margins_of_a_network_that_classifies_badly_say_so(tmp_path):
+    for recipe, clean in (("st-wd0.001", 98.0), ("st-lsoftmax-wd0.001", 80.0), ("st-emr", 78.3)):
+        write_job(tmp_path / "runs", f"mnist-mlp/{recipe}", clean=clean, epochs=2)
+    collect([tmp_path / "runs"], tmp_path / "results")
+    jobs = by_recipe(read_tree(tmp_path / "results"))
+    margins = curve_figure(PLANS["figure2-mnist-margins.png"], jobs).axes[1]
+    assert ["(clean" in line.get_label() for line in margins.lines] == [False, False, True]
+    assert re.search(r"\(clean 7\d%\)$", margins.lines[2].get_label())
+    accuracies = curve_figure(PLANS["accuracy-mnist-mlp.png"], jobs).axes[0]
+    assert not any("(clean" in line.get_label() for line in accuracies.lines)
+
+
+def test_many_bands_would_hide_each_other(everything):
+    figure = curve_figure(PLANS["figure2-cifar-margins.png"], everything)
+    assert [len(axes.lines) for axes in figure.axes] == [5] * 4
+    assert [len(axes.collections) for axes in figure.axes] == [2] * 4
+    few = curve_figure(PLANS["figure2-mnist-margins.png"], everything)
+    assert [(len(axes.lines), len(axes.collections)) for axes in few.axes] == [(4, 4), (4, 4), (3, 3), (3, 3)]
 
 
 def test_distances_are_of_the_first_seed(jobs):

@@ -22,6 +22,10 @@ SMALL, POINTS = 8, 72
 """The size of a legend's letters, in points; points to the inch."""
 BESIDE = 0.65
 """Inches that a label of a legend has beside it: its line, space around both, and a share of the axis on the left."""
+BANDS = 4
+"""More lines than that have a band for the first and the last alone: more would hide each other."""
+WELL = 0.8
+"""A network with less than this share of the best one's clean accuracy has margins of another kind."""
 FARTHEST = 60.0
 """No two images of these data sets are farther apart (L2): a larger margin is that of a network that says one thing."""
 
@@ -51,13 +55,18 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
     if not shown:
         empty(axes)
         return
+    best = max((_clean(found) for _, found in shown), default=0.0)
     for place, (line, found) in enumerate(shown):
         epochs, values = _shown(over_seeds(found, panel.key), panel)
         marker = "o" if len(epochs) == 1 else None  # a line needs two points to be seen
         label = _label(line, found, values, panel)
+        if panel.unit != ACCURACY and 0 < _clean(found) < WELL * best:
+            label += f" (clean {_clean(found):.0f}%)"
         width = THIN + WIDER * (len(shown) - 1 - place)  # where lines lie on each other, each shows beside the next
         axes.plot(epochs, values, color=line.color, linewidth=width, marker=marker, label=label)
         spreads = dict(zip(*over_seeds(found, panel.spread), strict=True)) if panel.spread else {}
+        if len(shown) > BANDS and 0 < place < len(shown) - 1:
+            continue
         if spreads and set(epochs) <= set(spreads):
             low, high = ([v + sign * spreads[e] for e, v in zip(epochs, values, strict=True)] for sign in (-1, 1))
             axes.fill_between(epochs, low, high, color=line.color, alpha=0.13, linewidth=0)
@@ -103,6 +112,11 @@ def _label(line: Line, found: Sequence[CollectedJob], values: Sequence[float], p
     seeds = f" ({len(found)} seeds)" if len(found) > 1 else ""
     last = f"{values[-1]:.{1 if panel.unit == ACCURACY else 2}f}" if values else "no boundary"
     return f"{line.label}{seeds}: {last}"
+
+
+def _clean(found: Sequence[CollectedJob]) -> float:
+    """The accuracy on clean test images that a line's networks end with; 0 where it was not watched."""
+    return next(reversed(over_seeds(found, "test_clean")[1]), 0.0)
 
 
 def over_seeds(jobs: Sequence[CollectedJob], key: str) -> tuple[list[float], list[float]]:

@@ -10,7 +10,7 @@ import torch
 
 from widemargin.ranks import rank_correlation
 from widemargin.reports.collection.circumstances import kinds
-from widemargin.reports.collection.paper import PaperTable
+from widemargin.reports.collection.paper import PaperRow, PaperTable
 from widemargin.reports.collection.table_text import NONE, Jobs, line
 from widemargin.reports.collection.tree import CollectedJob, Pairs
 from widemargin.reports.measures import norm_title
@@ -24,9 +24,10 @@ HEADS = ("row", "seeds", "images", "median margin ({})", "median distance ({})",
 
 def distance_text(table: PaperTable, jobs: Jobs) -> str:
     """The rows that have distances, in the paper's order; empty where none has."""
-    measured = [(table.label(row), found) for row in table.rows if (found := _measured(jobs.get(row.recipe, ())))]
-    if not measured:
+    members = [(row, found) for row in table.rows if (found := _measured(jobs.get(row.recipe, ())))]
+    if not members:
         return ""
+    measured = [(table.label(row), found) for row, found in members]
     norm = norm_title(measured[0][1][0].norm)
     lines = [line([head.format(norm) for head in HEADS]), line([":--", *["--:"] * (len(HEADS) - 1)])]
     lines += [line([plain(label), *_cells(found)]) for label, found in measured]
@@ -37,7 +38,7 @@ def distance_text(table: PaperTable, jobs: Jobs) -> str:
                 f"### {TITLE}\n",
                 f"{SAID} Judged in: {plain(precision)}.\n",
                 *lines,
-                *_across([found for _, found in measured]),
+                *_across(members),
             ]
         )
         + "\n"
@@ -60,9 +61,12 @@ def _median(found: Sequence[Pairs], place: int) -> float:
     return fmean(median(pair[place] for pair in pairs.pairs) for pairs in found)
 
 
-def _across(rows: Sequence[Sequence[Pairs]]) -> list[str]:
-    margins, distances = (torch.tensor([_median(found, place) for found in rows]) for place in (0, 1))
+def _across(members: Sequence[tuple[PaperRow, Sequence[Pairs]]]) -> list[str]:
+    """Whether rows with larger margins have larger distances; of one network and data set alone."""
+    if len({row.recipe.split("/")[0] for row, _ in members}) > 1:
+        return []
+    margins, distances = (torch.tensor([_median(found, place) for _, found in members]) for place in (0, 1))
     correlation = rank_correlation(margins, distances)
     if correlation is None:
         return []
-    return ["", f"Across these {len(rows)} rows, the medians have the rank correlation {correlation:.2f}."]
+    return ["", f"Across these {len(members)} rows, the medians have the rank correlation {correlation:.2f}."]

@@ -18,7 +18,10 @@ from widemargin.reports.collection.table_text import Jobs
 from widemargin.reports.collection.tree import CollectedJob, read_tree
 from widemargin.reports.style import save_picture
 
-HISTOGRAMS = "Misclassified images lie left of zero; all seeds together. The mean is over all images."
+HISTOGRAMS = (
+    "Shares of all test images, all seeds together; misclassified ones lie left of zero, and the outermost bars hold "
+    "the tails. The mean is over all images with a boundary."
+)
 DISTANCES = (
     "Each point is a correctly classified test image: its effective margin, and the size of the smallest adversarial "
     "perturbation that FAB found, an upper bound of the true distance. On the dashed line they are equal."

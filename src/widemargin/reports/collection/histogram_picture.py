@@ -45,12 +45,12 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
         empty(axes)
         return
     width = shown[0][1][0].width
-    added = [(line, _together(found)) for line, found in shown]
-    low, high = _range([bins for _, bins in added])
+    added = [(line, _together(found), sum(counts.without for counts in found)) for line, found in shown]
+    low, high = _range([bins for _, bins, _ in added])
     merged = max(1, -(-(high - low) // BARS))
-    for line, bins in added:
-        edges, shares = _bars(bins, low, high, merged)
-        label = f"{line.label}: mean {_mean(bins) * width:.{2 if width > 0.01 else 4}f}"
+    for line, bins, without in added:
+        edges, shares = _bars(bins, low, high, merged, without)
+        label = f"{line.label}: mean {_mean(bins) * width:.{2 if width > 0.01 else 4}f}{_left_out(bins, without)}"
         axes.stairs(shares, [edge * width for edge in edges], color=line.color, linewidth=1.4, label=label)
         axes.stairs(shares, [edge * width for edge in edges], color=line.color, alpha=0.13, fill=True)
     axes.axvline(0.0, color="black", linewidth=0.8)
@@ -82,14 +82,20 @@ def _inner(bins: Bins) -> tuple[int, int]:
     return min(inside), max(inside) + 1
 
 
-def _bars(bins: Bins, low: int, high: int, merged: int) -> tuple[list[int], list[float]]:
-    """(edges, shares in percent): ``merged`` bins to a bar, an edge at zero."""
+def _bars(bins: Bins, low: int, high: int, merged: int, without: int) -> tuple[list[int], list[float]]:
+    """(edges, shares of all images in percent): ``merged`` bins to a bar, an edge at zero."""
     first, last = low // merged, -(-high // merged)
-    total = sum(bins.values())
+    total = sum(bins.values()) + without
     bars = [0.0] * (last - first)
     for place, count in bins.items():
         bars[min(max(place // merged - first, 0), len(bars) - 1)] += 100 * count / total
     return [merged * number for number in range(first, last + 1)], bars
+
+
+def _left_out(bins: Bins, without: int) -> str:
+    """What a reader of the mean must know, where it is more than a percent."""
+    share = 100 * without / (sum(bins.values()) + without)
+    return f" ({share:.0f}% without a boundary)" if share > 1 else ""
 
 
 def _mean(bins: Bins) -> float:

@@ -28,12 +28,12 @@ from widemargin.reports.tables import plain
 HEAD = f"""# Results
 
 Our numbers beside the paper's. This page and its figures are made from the files in this folder alone by
-`widemargin results --into results`; do not edit it. How the numbers are made: `docs/results.md`.
+`widemargin results --into` it; do not edit it. How the numbers are made: `docs/results.md`.
 
 In a cell: ours / the paper's (ours minus the paper's). Ours is the mean over the seeds, ± their standard deviation
 where there are two or more; "{NONE}" is what was not run. Accuracy in percent; margins in L2, pixels in [0, 1], means
-over correctly classified images. {ABOVE} and {BELOW} mark what is more than {FAR_ACCURACY:g} points of accuracy, or
-{FAR_MARGIN:g} of margin, above or below the paper.
+over correctly classified images that have a boundary. {ABOVE} and {BELOW} mark what is more than {FAR_ACCURACY:g}
+points of accuracy, or {FAR_MARGIN:g} of margin, above or below the paper.
 """
 
 LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some rows (`docs/results.md`)."
@@ -42,7 +42,10 @@ LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some 
 def page(tables: Sequence[PaperTable], jobs: Jobs, notes: Path, pictures: Sequence[tuple[str, str, str]]) -> str:
     """The page; ``pictures`` are (file, title, caption)."""
     parts = [HEAD, _overview(tables, jobs)]
-    parts += [_section(table, jobs, notes) for table in tables]
+    begun = [table for table in tables if _is_begun(table, jobs) or _note_file(table, notes).is_file()]
+    parts += [_section(table, jobs, notes) for table in begun]
+    if len(begun) < len(tables):
+        parts.append(_not_begun([table for table in tables if table not in begun]))
     if pictures:
         shown = [
             f"### {title}\n\n{caption}\n\n![{title}]({layout.FIGURES}/{file})\n" for file, title, caption in pictures
@@ -62,12 +65,12 @@ def _overview(tables: Sequence[PaperTable], jobs: Jobs) -> str:
         count = sum(len(jobs[row.recipe]) for row in run)
         title = plain(table.title)
         lines.append(f"| {title} | {len(run)} of {len(table.rows)} | {count} | {len(cells)} | {far} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n\nA job that two tables share is counted in both.\n"
 
 
 def _section(table: PaperTable, jobs: Jobs, notes: Path) -> str:
     run = [row for row in table.rows if row.recipe in jobs]
-    parts = [f"## {table.title}\n", _note(notes / f"{table.name}.md")]
+    parts = [f"## {table.title}\n", _note(_note_file(table, notes))]
     if not run:
         return "\n".join([*parts, f"Not run yet: all {len(table.rows)} rows.\n"])
     missing = [f"`{table.label(row)}`" for row in table.rows if row not in run]
@@ -82,6 +85,19 @@ def _section(table: PaperTable, jobs: Jobs, notes: Path) -> str:
         parts.append("\n".join(remarks) + "\n")
     parts += [text for text in (autoattack_text(table, jobs), distance_text(table, jobs)) if text]
     return "\n".join(parts)
+
+
+def _is_begun(table: PaperTable, jobs: Jobs) -> bool:
+    return any(row.recipe in jobs for row in table.rows)
+
+
+def _not_begun(tables: Sequence[PaperTable]) -> str:
+    lines = [f"- {plain(table.title)}: all {len(table.rows)} rows" for table in tables]
+    return "\n".join(["## Not run yet\n", *lines]) + "\n"
+
+
+def _note_file(table: PaperTable, notes: Path) -> Path:
+    return notes / f"{table.name}.md"
 
 
 def _precision_of_autoattack(rows: Sequence[PaperRow], jobs: Jobs) -> str:
@@ -99,8 +115,20 @@ def _remarks(table: PaperTable, row: PaperRow, jobs: Sequence[CollectedJob]) -> 
     """What a reader must know before comparing a row."""
     name = table.label(row)
     told = [f"{name}: {note}" for job in jobs for note in differences(job.run.config, row.reference)]
+    told += [f"{name}, {text}" for text in _left_out(jobs)]
     told += [f"{name}, seed {job.seed}: {alarm}" for job in jobs for alarm in _alarms(job)]
     return list(dict.fromkeys(told))
+
+
+def _left_out(jobs: Sequence[CollectedJob]) -> list[str]:
+    """Where more than a percent of the images is in no mean of margins."""
+    found = [(job.seed, *job.correct_without_margin) for job in jobs]
+    return [
+        f"seed {seed}: {without:,} of {correct:,} correctly classified test images have no boundary, for the network "
+        "says the same all around them; the mean margin is without them"
+        for seed, without, correct in found
+        if 100 * without > correct
+    ]
 
 
 def _alarms(job: CollectedJob) -> list[str]:

@@ -111,7 +111,8 @@ STRONG = {(MLP, "st"): "0.01", (CNN, "st"): "0.01", (CNN, "at"): "0.0001"}
 KINDS = {"st": "Standard training", "at": "Adversarial training", "trades": "TRADES"}
 TEST, TRAIN, ACCURACY = "margin (L2), test", "margin (L2), training", "accuracy, %"
 BAND = (
-    "Lines: mean over correctly classified images, and over seeds; bands: one standard deviation over images. Measured "
+    "Lines: mean over correctly classified images, and over seeds; bands: one standard deviation over images, where "
+    "there is room for them. Where a network classifies much less well than others, the legend says how well. Measured "
     "on 10,000 images of MNIST and 2,000 of CIFAR-10, so last values differ a little from the tables', which have all."
 )
 
@@ -125,8 +126,8 @@ _FIGURE1 = CurvePlan(
             (
                 Line(f"{MLP}/st-wd0.001", "weight decay 0.001", GRAY),
                 Line(f"{MLP}/st-lsoftmax-wd0.001", "L-Softmax, weight decay 0.001", YELLOW),
-                Line(f"{MLP}/st-emr", "EMR, standard training", BLUE),
-                Line(f"{MLP}/at-wd0.001", "adversarial training", RED),
+                Line(f"{MLP}/st-emr", "EMR, weight decay 0.001", BLUE),
+                Line(f"{MLP}/at-wd0.001", "AT, weight decay 0.001", RED),
             ),
             "test_margin_mean",
             TEST,

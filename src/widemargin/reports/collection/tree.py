@@ -21,6 +21,8 @@ class Counts:
     width: float
     first: int
     counts: Sequence[int]
+    without: int = 0
+    """Images that have no margin: the network says the same all around them."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,16 @@ class CollectedJob:
     distance: Pairs | None
     over_eps: EpsCurve | None
 
+    @property
+    def correct_without_margin(self) -> tuple[int, int]:
+        """(how many correctly classified test images have no margin and are in no mean, how many there are)."""
+        images, clean = self.evaluation.table("data").whole("count"), self.result.table("accuracy").number("clean")
+        measured = self.result.table("margin_test").whole("count")
+        if images is None or clean is None or measured is None:
+            return 0, 0
+        correct = round(clean * images / 100)
+        return max(0, correct - measured), correct
+
     def numbers(self) -> dict[str, Any]:
         """Accuracies, AutoAttack's among them where it was run later, and margins."""
         accuracy = self.result.table("accuracy").numbers()
@@ -82,15 +94,16 @@ def _job(folder: Path) -> CollectedJob:
     recipe, seed = result.text("recipe"), result.whole("seed")
     if not recipe or seed is None:
         raise InputError(f"{result.path} has no recipe or no seed; collect the job again")
+    evaluation = _table(folder / layout.EVALUATION)
     return CollectedJob(
         recipe=recipe,
         seed=seed,
         result=result,
         run=read_run(folder),
-        evaluation=_table(folder / layout.EVALUATION),
+        evaluation=evaluation,
         autoattack=_table(folder / layout.AUTOATTACK),
         autoattack_8_255=_table(folder / layout.AUTOATTACK_8_255),
-        margins=_counts(_table(folder / layout.MARGINS).table("margin_test")),
+        margins=_counts(_table(folder / layout.MARGINS).table("margin_test"), evaluation),
         distance=_pairs(_table(folder / layout.DISTANCE)),
         over_eps=_eps_curve(_table(folder / layout.EPS)),
     )
@@ -104,11 +117,14 @@ def _table(path: Path) -> Fields:
     return Fields(path, content)
 
 
-def _counts(table: Fields) -> Counts | None:
+def _counts(table: Fields, evaluation: Fields) -> Counts | None:
+    """``evaluation`` says how many test images there are."""
     width, first = table.number("width"), table.whole("first")
     if not table.values or not width or first is None:
         return None
-    return Counts(table.text("norm", "l2"), width, first, [int(count) for count in table.list("counts")])
+    counts = [int(count) for count in table.list("counts")]
+    images = evaluation.table("data").whole("count") or 0
+    return Counts(table.text("norm", "l2"), width, first, counts, max(0, images - sum(counts)))
 
 
 def _pairs(table: Fields) -> Pairs | None:
