@@ -9,6 +9,7 @@ import torch
 from engine_cases import HEADS, OBJECTIVES, PENALTIES, SHAPES, gradients, run_of, state_of, trained, weights
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch._inductor.exc import InductorError
 from torch.utils.flop_counter import FlopCounterMode
 
 from widemargin import ApproximateEMR, ExactEMR, InputError
@@ -137,9 +138,12 @@ def test_traced_passes_and_reduced_precision() -> None:
     assert reduced(x).dtype == torch.float32
 
 
-def test_what_does_not_compile_runs_uncompiled_and_says_so_once() -> None:
+@pytest.mark.parametrize("error", [ValueError("no code for this"), InductorError(ValueError("no C++ compiler"), None)])
+def test_what_does_not_compile_runs_uncompiled_and_says_so_once(error: Exception) -> None:
+    """Whether the error is the backend's or one that inductor passes on."""
+
     def failing(*_: object) -> object:
-        raise ValueError("no code for this")
+        raise error
 
     model, x, y = small()
     network = FastNetwork(model, Plan(engine="fast", compiler=failing))  # type: ignore[arg-type]

@@ -1,12 +1,18 @@
 """The copy that attacks search on with TF32: the same network in another layout, which never judges."""
 
+import threading
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.exc import InductorError
 
 import widemargin
 from widemargin.attacks import PGD
 from widemargin.data import ImageSet
+from widemargin.engine import turns
 from widemargin.errors import WidemarginWarning
 from widemargin.evaluation import accuracy, evaluator
 from widemargin.evaluation.accuracy import verdicts
@@ -101,11 +107,45 @@ def test_the_compiled_copy_computes_the_same_for_any_number_of_images(name):
             with torch.no_grad():
                 torch.testing.assert_close(quick(x), model(x), rtol=1e-10, atol=1e-12)
             assert not quick(x).requires_grad
-            turned = x.transpose(2, 3) if x.shape[1] > 1 else x  # one channel has strides that nobody asks for
-            for z in (x.clone().requires_grad_(), turned.requires_grad_()):
+            for z in (x.clone().requires_grad_(), x.transpose(2, 3).requires_grad_()):
                 gradients = [torch.autograd.grad(f(z).logsumexp(1).sum(), z)[0] for f in (quick, model)]
                 torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
     assert len(graphs) == ready, "compiled again in the midst of a search"
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_images_of_one_channel_are_compiled_for_once_whatever_their_strides():
+    graphs: list[object] = []
+    model = network("mlp").eval()
+    x = torch.rand(40, 6, 6, 1).permute(0, 3, 1, 2)
+    quick = compiled(channels_last_copy(model), x, counting(graphs))
+    ready = len(graphs)
+    with allowing_tf32(), torch.no_grad():
+        for other in (x, x.clone(memory_format=torch.contiguous_format), torch.rand(33, 1, 6, 6).transpose(2, 3)):
+            torch.testing.assert_close(quick(other), model(other), rtol=1e-4, atol=1e-5)
+    assert len(graphs) == ready
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_more_kinds_of_networks_are_compiled_than_torch_allows_by_itself():
+    graphs: list[object] = []
+    backend = counting(graphs)
+    for classes in range(2, 9):
+        model = build_model(MLPConfig(hidden=(8,)), image_shape=(1, 6, 6), num_classes=classes, seed=0).eval()
+        compiled(channels_last_copy(model), torch.rand(40, 1, 6, 6), backend)
+        assert len(graphs) == 2 * (classes - 1)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_nobody_calls_a_network_while_it_is_compiled():
+    alone = []
+
+    def backend(graph, _):
+        alone.append(threading.get_ident() in turns._tracer)
+        return graph.forward
+
+    compiled(channels_last_copy(network("mlp").eval()), torch.rand(40, 1, 6, 6), backend)
+    assert alone == [True, True]
 
 
 @pytest.mark.usefixtures("nothing_compiled")
@@ -120,12 +160,18 @@ def test_two_compiled_networks_keep_their_own_weights():
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_a_search_that_does_not_compile_runs_as_it_is():
-    def broken(_graph, _inputs):
-        raise RuntimeError("no compiler here")
+@pytest.mark.parametrize("kind", ["backend", "inductor", "backward"])
+def test_a_search_that_does_not_compile_runs_as_it_is(kind):
+    """Inductor's own errors are of another family, and a backward pass is compiled when it first runs."""
 
+    def fails(_graph, _inputs):
+        error = RuntimeError("no compiler here")
+        raise InductorError(error, None) if kind == "inductor" else error
+
+    forward = lambda graph, _: make_boxed_func(graph.forward)  # noqa: E731
+    broken = aot_autograd(fw_compiler=forward, bw_compiler=fails) if kind == "backward" else fails
     model, x = network("cnn").eval(), torch.rand(32, 3, 32, 32)
-    with pytest.warns(WidemarginWarning, match="the search pass does not compile"):
+    with pytest.warns(WidemarginWarning, match="the search does not compile .*no compiler here"):
         quick = compiled(channels_last_copy(model), x, broken)
     torch.testing.assert_close(quick(x), model(x), rtol=1e-4, atol=1e-5)
 

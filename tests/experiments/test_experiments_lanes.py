@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ import torch
 from widemargin.config import EvaluationConfig
 from widemargin.errors import InputError
 from widemargin.experiments.job import choose_rows, jobs
+from widemargin.experiments.judging import piece_size
 from widemargin.experiments.lanes import MOST, lanes_for, side_by_side
 from widemargin.experiments.task import Task
+from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
 from widemargin.recipes.tables import find_table
 
 CPU = torch.device("cpu")
@@ -151,3 +154,22 @@ def test_the_exit_code_does_not_depend_on_who_ends_first():
         raise RuntimeError("broken")
 
     assert side_by_side(range(2), perform, CPU) == 1
+
+
+@pytest.mark.parametrize(
+    ("network", "gib", "size"),
+    [
+        (MLPConfig, 8, 10_000),
+        (CNNConfig, 140, 10_000),
+        (CNNConfig, 12, 5000),
+        (ResNet18Config, 140, 2500),
+        (ResNet18Config, 80, 2500),
+        (ResNet18Config, 24, 1250),
+        (ResNet18Config, 8, 312),
+        (WideResNetConfig, 140, None),
+    ],
+)
+def test_a_smaller_gpu_judges_fewer_images_at_once(network, gib, size, monkeypatch):
+    memory = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
+    assert piece_size(network, torch.device("cuda")) == size

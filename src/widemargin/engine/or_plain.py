@@ -20,9 +20,16 @@ class OrPlain:
         try:
             return self._now(x)
         except RuntimeError as error:
-            if not type(error).__module__.startswith("torch._dynamo"):
+            if not does_not_compile(error):
                 raise
             self._now = self._plain
             reason = str(error).strip().splitlines()[0]
             self._say(self._name, f"the {self._name} pass does not compile ({reason}); it runs uncompiled")
             return self._plain(x)
+
+
+def does_not_compile(error: Exception) -> bool:
+    """Whether the compiler gave up, its own failures (no C++ compiler, a GPU too old) included."""
+    from torch._dynamo.exc import TorchDynamoException  # here: it brings torch's tracers, a second to import
+
+    return isinstance(error, TorchDynamoException)

@@ -125,7 +125,7 @@ def _run(
             numbers.append(shard.number)
             if group.mine(shard.number) and not store.finished(shard.number, shard.digest()):
                 if to_search is None:  # not before something is left to do: it may have to be compiled
-                    to_search = searched(model, tf32=settings.search == "tf32", many_like=_many_like(shard, settings))
+                    to_search = searched(model, tf32=settings.search == "tf32", many_like=_many_like(first, settings))
                 wrapped = Wrapped(model, flat=shard.flat)
                 with undisturbed(wrapped):
                     searching = wrapped if to_search is model else Wrapped(to_search, flat=shard.flat)
@@ -168,7 +168,7 @@ def _collected(
     return dataclasses.replace(
         report,
         alarms=[*alarms, *alarms_of_numbers(report.accuracy, settings)],
-        notes=notes_for(settings, classes, report.refuted),
+        notes=notes_for(settings, classes, report.refuted, report.again),
     )
 
 

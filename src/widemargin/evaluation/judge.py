@@ -64,6 +64,7 @@ class Judge:
         header["seconds"] = {name: piece["seconds"] for name, piece in (pieces | measured).items()}
         if self.settings.search == "tf32":
             header["refuted"] = sum(piece.get("refuted", 0) for piece in pieces.values())
+            header["again"] = measured.get("distance", {}).get("again", 0)
         rows = example_rows(self.settings, shard, predictions, columns, pieces, measured)
         self.store.write_shard(shard.number, header, rows)
 
@@ -148,17 +149,22 @@ class Judge:
         if settings.margins:
             pieces["margin"] = self._piece(shard, "margin", lambda: {"values": _numbers(self._margin(x, y))})
         if settings.distance:
-            pieces["distance"] = self._piece(
-                shard, "distance", lambda: {"values": _numbers(self._distance(x, y, classes))}
-            )
+            pieces["distance"] = self._piece(shard, "distance", lambda: self._distance(x, y, classes))
         return pieces
 
-    def _distance(self, x: Tensor, y: Tensor, classes: int) -> Tensor:
+    def _distance(self, x: Tensor, y: Tensor, classes: int) -> Record:
         settings = self.settings
-        reference = self._reference(self.model, 1.0, classes)
-        quick = self._reference(self.searched, 1.0, classes) if settings.search == "tf32" else None
-        size = settings.batch_size
-        return minimal_distance(self.model, x, y, reference=reference, norm=settings.norm, batch_size=size, quick=quick)
+        tf32 = settings.search == "tf32" and (self.device.type == "cuda" or self.searched is not self.model)
+        found = minimal_distance(
+            self.model,
+            x,
+            y,
+            reference=self._reference(self.model, 1.0, classes),
+            norm=settings.norm,
+            batch_size=settings.batch_size,
+            quick=self._reference(self.searched, 1.0, classes) if tf32 else None,
+        )
+        return {"values": _numbers(found.values)} | ({"again": found.again} if tf32 else {})
 
     def _margin(self, x: Tensor, y: Tensor) -> Tensor:
         size = self.settings.batch_size

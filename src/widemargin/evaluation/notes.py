@@ -4,20 +4,26 @@ from widemargin.evaluation.backend import FEWEST_FOR_APGD_T, PARTS, parts_for
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
 
 
-def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0) -> tuple[str, ...]:
-    """Plain sentences; none for an ordinary evaluation. ``refuted`` images were adversarial in the search alone."""
-    if AUTOATTACK not in settings.attacks:
-        return ()
+def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, again: int = 0) -> tuple[str, ...]:
+    """Plain sentences; none for an ordinary evaluation.
+
+    ``refuted`` images were adversarial in the search alone, the distances of ``again`` were searched in float32 too.
+    """
     notes = []
     left_out = [part for part in PARTS if part not in parts_for(num_classes)]
-    if left_out:
+    if AUTOATTACK in settings.attacks and left_out:
         notes.append(
             f"AutoAttack ran without its part {', '.join(left_out)}, whose loss needs {FEWEST_FOR_APGD_T} classes; "
             f"this model has {num_classes}."
         )
-    if settings.search == "tf32":
+    if AUTOATTACK in settings.attacks and settings.search == "tf32":
         notes.append(
             "AutoAttack searched with TF32, and every image it found was checked in float32; so many were not "
             f"adversarial there and do not count: {refuted}."
+        )
+    if settings.distance and settings.search == "tf32":
+        notes.append(
+            "Distances were searched with TF32 and count where float32 sees the boundary within 3%; so many images "
+            f"were searched again in float32: {again}."
         )
     return tuple(notes)

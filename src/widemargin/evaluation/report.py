@@ -60,6 +60,8 @@ class Report:
     files: Path | None = None
     refuted: int = 0
     """Images that AutoAttack found with TF32 and that are not adversarial in float32."""
+    again: int = 0
+    """Images whose distances were searched again in float32."""
     curves: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -133,10 +135,11 @@ def collect(
     verdicts: dict[str, list[bool]] = {}
     measured: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
-    refuted = 0
+    refuted = again = 0
     for number in shard_numbers:
         header, examples = store.shard(number)
         refuted += header.get("refuted", 0)
+        again += header.get("again", 0)
         for name, value in header["seconds"].items():
             seconds[name] = round(seconds.get(name, 0.0) + value, 3)
         for example in examples:
@@ -162,6 +165,7 @@ def collect(
         count=len(flags["clean"]),
         files=store.folder,
         refuted=refuted,
+        again=again,
         curves=_curves(accuracy, settings),
     )
 

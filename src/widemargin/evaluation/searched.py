@@ -7,13 +7,13 @@ are.
 """
 
 import copy
+import textwrap
 import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from widemargin.engine.or_plain import Function, OrPlain
 from widemargin.engine.plan import HEAVY, forward_flops
 from widemargin.engine.turns import tracing_networks
 from widemargin.errors import WidemarginWarning
@@ -23,6 +23,8 @@ from widemargin.precision import allowing_tf32
 COMPILER = "inductor"
 FEW = 32
 """Fewer images than that are not worth a compiled call; torch would compile again for one alone, and for few."""
+MANY_KINDS = 64
+"""Torch compiles a function for eight kinds of arguments and no more; each kind of network takes two here."""
 
 
 def searched(model: nn.Module, *, tf32: bool, many_like: Tensor | None = None) -> nn.Module:
@@ -53,12 +55,21 @@ def channels_last_copy(model: nn.Module) -> nn.Module:
 def compiled(network: nn.Module, batch: Tensor, compiler: Any) -> nn.Module:
     """The network compiled for batches of any size like this one, with and without gradients; it is ready after.
 
-    To be called with TF32 allowed. ``compiler`` is a backend of torch.compile.
+    To be called with TF32 allowed. ``compiler`` is a backend of torch.compile; where it fails, a warning says so, and
+    the network is given back as it is.
     """
+    if len(batch) < FEW:
+        return network
     made = _Compiled(network, compiler)
-    if len(batch) >= FEW:
-        with tracing_networks(), allowing_tf32():
+    try:
+        with tracing_networks(), allowing_tf32(), torch._dynamo.config.patch(recompile_limit=MANY_KINDS):
             made.get_ready(batch)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever compilers raise; the network itself has been called before
+        reason = textwrap.shorten(str(error), 160, placeholder=" ...")
+        warnings.warn(f"the search does not compile ({reason}); it runs uncompiled", WidemarginWarning, stacklevel=2)
+        return network
     return made
 
 
@@ -70,11 +81,11 @@ class _Compiled(nn.Module):
         self.network = network
         self.training = False
 
-        def logits(images: Tensor) -> Tensor:  # torch counts what it compiles by function: this is none that trains
+        def logits(images: Tensor) -> Tensor:  # one code for all: networks of the same shape share what is compiled
             found: Tensor = network(images)
             return found
 
-        self._quick: Function = OrPlain(torch.compile(logits, backend=compiler), logits, "search", _say)
+        self._quick = torch.compile(logits, backend=compiler)
 
     def get_ready(self, batch: Tensor) -> None:
         """Compile, once without gradients and once with."""
@@ -100,8 +111,9 @@ class _Compiled(nn.Module):
 
 
 def _turned(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
-def _say(_topic: str, sentence: str) -> None:
-    warnings.warn(sentence, WidemarginWarning, stacklevel=2)
+    """In one layout whatever it came in: another one would be compiled for again."""
+    if x.dim() != 4:
+        return x
+    if x.shape[1] == 1:  # both layouts are one, with strides that may say either
+        return x.flatten(1).view(x.shape)
+    return x.contiguous(memory_format=torch.channels_last)

@@ -34,8 +34,10 @@ from widemargin.training.watch import batch_size, first_samples, training_points
 from widemargin.types import Nets
 
 PIECES: dict[type, int] = {MLPConfig: 10_000, CNNConfig: 10_000, ResNet18Config: 2500}
-"""Images that a GPU takes at once where they fit: fewer launches, and enough for an attack to work on when most are
-broken already. The evaluation records it."""
+"""Images that a GPU takes at once: fewer launches, and enough for an attack to work on when most are broken already.
+The evaluation records it."""
+EACH: dict[type, float] = {MLPConfig: 0.1, CNNConfig: 0.4, ResNet18Config: 4.5}
+"""MiB that the gradient of an image needs; a quarter of a GPU's memory may hold them, so smaller ones take fewer."""
 
 
 def judge(job: Job, run: RunResult, *, data_dir: str | None, device: torch.device, workers: int) -> None:
@@ -100,7 +102,7 @@ def _evaluated(
 ) -> Report:
     """The evaluation in that folder of the job."""
     on_gpu = next(model.parameters()).is_cuda
-    size = PIECES.get(type(job.config.model)) if on_gpu else None
+    size = piece_size(type(job.config.model), next(model.parameters()).device) if on_gpu else None
     options |= {} if size is None else {"shard_size": size, "batch_size": size}
     return evaluate(
         model,
@@ -117,6 +119,17 @@ def _evaluated(
         subject=replace(subject_of(target), data=test.name),
         **options,
     )
+
+
+def piece_size(network: type, device: torch.device) -> int | None:
+    """How many images such a network is judged on at once, on that GPU; None: the evaluation's own choice will do."""
+    size = PIECES.get(network)
+    if size is None:
+        return None
+    memory = torch.cuda.get_device_properties(device).total_memory / 2**20
+    while size * EACH[network] > memory / 4:
+        size //= 2
+    return size
 
 
 def search_for(config: RunConfig, attacks: Sequence[str]) -> str:

@@ -78,7 +78,7 @@ def _section(table: PaperTable, jobs: Jobs, notes: Path) -> str:
     if missing:
         parts.append(f"Not run yet: {', '.join(missing)}.\n")
     if "autoattack" not in table.columns and "autoattack" in columns_of(table, jobs):
-        parts.append(f"{LATER} It judged in: {plain(_precision_of_autoattack(run, jobs))}.\n")
+        parts.append(" ".join([LATER, *_precision_of_autoattack(run, jobs)]) + "\n")
     parts.append(plain(circumstances([job for row in run for job in jobs[row.recipe]])) + "\n")
     remarks = [f"- {plain(remark)}" for row in run for remark in _remarks(table, row, jobs[row.recipe])]
     if remarks:
@@ -100,9 +100,10 @@ def _note_file(table: PaperTable, notes: Path) -> Path:
     return notes / f"{table.name}.md"
 
 
-def _precision_of_autoattack(rows: Sequence[PaperRow], jobs: Jobs) -> str:
+def _precision_of_autoattack(rows: Sequence[PaperRow], jobs: Jobs) -> list[str]:
     judged = [job.autoattack for row in rows for job in jobs[row.recipe] if job.autoattack.values]
-    return kinds(report.text("precision", "unknown") for report in judged)
+    found = kinds(report.text("precision", "unknown") for report in judged)
+    return [f"It judged in: {plain(found)}."] if found else []
 
 
 def _note(path: Path) -> str:
