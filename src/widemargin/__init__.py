@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from widemargin.attacks import FGSM, PGD
-    from widemargin.evaluation import Report, evaluate
+    from widemargin.evaluation import Report, evaluate, load
     from widemargin.margins import MarginSummary, effective_margin, summarize
     from widemargin.regularizers import ApproximateEMR, ExactEMR, StochasticEMR
 
@@ -19,6 +19,7 @@ _PLACES = {
     "PGD": "attacks",
     "Report": "evaluation",
     "evaluate": "evaluation",
+    "load": "evaluation",
     "MarginSummary": "margins",
     "effective_margin": "margins",
     "summarize": "margins",
@@ -54,5 +55,6 @@ __all__ = [
     "__version__",
     "effective_margin",
     "evaluate",
+    "load",
     "summarize",
 ]

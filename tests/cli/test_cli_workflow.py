@@ -115,7 +115,7 @@ def test_set_every_kind_of_value(command, recipe, tmp_path, kind):
 def test_evaluate_prints_the_runs_own_plan_as_a_table(command, trained):
     answer = command("evaluate", trained, "--limit", 30)
     assert answer.code == 0
-    assert "30 test images of mnist-embedded; linf eps 0.05 = 0.05; step 0.02; seed 0" in answer.text
+    assert "30 test images of mnist-embedded; linf eps 0.05; step 0.02; seed 0" in answer.text
     target, data = load_target(trained), load("mnist-embedded", "test", limit=30)
     attack = attack_named("pgd3", eps=0.05, step_size=0.02)
     assert f"clean {percent(verdicts(target.model, data)):.2f}" in answer.text
@@ -150,6 +150,34 @@ def test_evaluate_takes_the_step_size_it_is_told(command, trained):
     assert usual["accuracy"]["pgd3"] < tiny["accuracy"]["pgd3"]
 
 
+def test_an_unfinished_run_is_judged_as_one(command, recipe, trained, tmp_path, monkeypatch):
+    now = [0.0]
+
+    def minutes(*args, **options):
+        now[0] += 60
+        return train_step(*args, **options)
+
+    judge = ("--attacks", "clean", "--limit", 5)
+    monkeypatch.setattr(steps_module, "train_step", minutes)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    command("train", recipe, "--out", tmp_path, "--max-time", "3m")
+    monkeypatch.undo()
+    note = "The run is not finished: these are its weights after 0 of 2 epochs."
+    answer = command("evaluate", tmp_path, *judge)
+    assert f"note: {note}" in answer.text
+    assert "(epoch 0)" in answer.text
+    assert json.loads(command("evaluate", tmp_path, *judge, "--json").out)["notes"] == [note]
+    assert json.loads(command("evaluate", trained, *judge, "--json").out)["notes"] == []
+
+
+@pytest.mark.parametrize("target", ["no_such_module:make", "no/such/run"])
+def test_evaluate_looks_for_the_target_before_the_data(command, target, tmp_path):
+    answer = command("evaluate", target, "--dataset", "cifar10", "--data-dir", tmp_path / "data")
+    assert answer.code == 2
+    assert target.split(":")[0] in answer.err
+    assert not (tmp_path / "data").exists()
+
+
 def test_evaluate_keeps_eps_as_it_was_written(command, trained):
     record = json.loads(command("evaluate", trained, "--eps", "8/255", "--limit", 5, "--json").out)
     assert record["eps"] == [{"written": "8/255", "value": 8 / 255}]
@@ -175,7 +203,7 @@ def test_evaluate_judges_a_run_in_its_own_norm(command, recipe, tmp_path):
 @pytest.mark.parametrize(("eps", "step"), [("0.05", "0.02"), ("0.1", "eps/4")])
 def test_the_runs_own_eps_keeps_its_own_step(command, trained, eps, step):
     answer = command("evaluate", trained, "--attacks", "pgd2", "--eps", eps, "--limit", 30)
-    assert f"linf eps {eps} = {eps}; step {step}; seed 0" in answer.text
+    assert f"linf eps {eps}; step {step}; seed 0" in answer.text
 
 
 def test_evaluate_a_run_without_a_plan_is_clean_unless_told(command, recipe, tmp_path):

@@ -1,11 +1,14 @@
 """The code in docs/adding.md is run as it stands, and what it adds trains."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import widemargin
 from widemargin.cli.main import run
 from widemargin.data import DATASETS
 from widemargin.heads import HEADS
@@ -58,8 +61,24 @@ def test_what_the_page_adds_trains_and_is_judged(my_module, case, capsys):
     assert '"pgd20"' in capsys.readouterr().out
 
 
-def test_there_are_four_short_blocks():
-    assert len(BLOCKS) == 4
+def test_tensors_at_hand_train(my_module, tmp_path):
+    module = importlib.import_module(my_module)
+    images, labels = torch.rand(30, 1, 28, 28), torch.arange(30) % 3
+    result = module.train_on(tmp_path / "run", images, labels, 3)
+    assert result.finished
+    assert widemargin.load(tmp_path / "run")(images).shape == (30, 3)
+
+
+def test_the_next_command_imports_the_module_too(my_module, capsys):
+    assert run(["--import", my_module, "train", "demo/plain", "--out", "run", *TINY, *OWN_MODEL]) == 0
+    said = capsys.readouterr().err
+    assert "next: widemargin --import my_module evaluate run" in said
+    assert run(["train", "demo/plain", "--out", "plain", *TINY]) == 0
+    assert "next: widemargin evaluate plain" in capsys.readouterr().err
+
+
+def test_there_are_five_short_blocks():
+    assert len(BLOCKS) == 5
     assert all(len(block.splitlines()) < 30 for block in BLOCKS)
 
 

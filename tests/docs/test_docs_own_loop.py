@@ -7,16 +7,20 @@ import torch
 from torch import nn
 
 from widemargin import StochasticEMR
+from widemargin.checkpoints import load_checkpoint
+from widemargin.config_files import with_overrides
+from widemargin.recipes import find_recipe
+from widemargin.training import train
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-loop.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_every_block_runs_and_both_losses_train(capsys):
+def test_every_block_runs_and_both_losses_train(capsys, tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
     names = {"model": model, "x": torch.rand(6, 3, 8, 8), "y": torch.arange(6) % 5}
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     for block in BLOCKS[:2]:
         model.zero_grad()
         exec(block, names)
@@ -24,6 +28,15 @@ def test_every_block_runs_and_both_losses_train(capsys):
     exec(BLOCKS[2], names)
     assert names["margins"].shape == (6,)
     assert "pgd20" in capsys.readouterr().out
+    small = ["epochs=1", "data.train_limit=40", "data.test_limit=20", "model.hidden=[8]", "watch.margins=[]"]
+    trained = train(with_overrides(find_recipe("demo/plain").config, small), out=tmp_path / "runs" / "st-emr")
+    monkeypatch.chdir(tmp_path)
+    exec(BLOCKS[3], names)
+    weights = names["weights"]
+    assert not names["model"].training
+    kept = load_checkpoint(trained.folder / "last.safetensors").weights
+    assert weights.keys() == kept.keys()
+    assert all(weights[name].equal(kept[name]) for name in kept)
 
 
 def test_what_it_says_of_random_numbers():

@@ -120,7 +120,9 @@ def test_the_table(answer, folder, very_short):
     for name in ("clean", "fgsm", "pgd3", "after apgd-ce", "after apgd-t", "after fab-t", "after square", "autoattack"):
         assert re.search(rf" {name} \d+\.\d\d ", text), name
     assert re.search(r"effective margin \(linf\): \S+ ± \S+ if classified right", text)
-    assert re.search(r"distance to the nearest adversarial image: median \S+; rank correlation with the margin", text)
+    assert re.search(
+        r"distance \(linf\) to the nearest adversarial image: median \S+; rank correlation with the margin", text
+    )
     assert "weights: public file, unknown: the file does not say" in text
     assert "alarm" not in text
 

@@ -183,3 +183,9 @@ def test_one_radius_among_several_is_that_radius_alone(very_short):
 def test_wrong_settings_are_refused(options, says):
     with pytest.raises(InputError, match=says):
         widemargin.evaluate(taught_conv(), pictures(10, 4), **({"attacks": ["clean", "fgsm"]} | options))
+
+
+def test_one_attack_needs_no_list():
+    model, data = taught_conv(4), pictures(4, 6)
+    one, listed = (widemargin.evaluate(model, data, attacks, 0.1, sanity=False) for attacks in ("pgd2", ["pgd2"]))
+    assert one.accuracy == listed.accuracy

@@ -1,6 +1,8 @@
 """What a page compares with the paper, what it does not, and what it says of either."""
 
+import csv
 import html
+import io
 import json
 
 import pytest
@@ -62,10 +64,16 @@ def test_an_evaluation_on_the_first_images_says_so(tmp_path, data, count, said):
     assert ("judged on the first 20 of 10,000 test images" in page_of(tmp_path)) is said
 
 
-def test_a_quick_result_says_so(tmp_path):
+def test_a_quick_result_says_so_and_has_nothing_beside_it(tmp_path):
     result = write_result(tmp_path / "r")
+    assert "paper 97.50" in page_of(tmp_path)
     (tmp_path / "r" / "result.json").write_text(json.dumps(result | {"quick": True}))
-    assert "made quick" in page_of(tmp_path)
+    text = page_of(tmp_path)
+    assert "made quick" in text
+    assert "paper 97.50" not in text
+    lines = list(csv.DictReader(io.StringIO((tmp_path.parent / f"{tmp_path.name}-out" / "report.csv").read_text())))
+    assert {line["kind"] for line in lines} == {"quick reproduction"}
+    assert {line["paper"] for line in lines} == {""}
 
 
 def test_a_mean_says_what_holds_for_all_its_seeds(tmp_path):

@@ -146,7 +146,8 @@ def test_our_numbers_stand_beside_the_published(everything):
 
 
 def rows_of(text):
-    return [row for row in csv.DictReader(io.StringIO(text)) if "/" not in row["measure"]]
+    rows = csv.DictReader(io.StringIO(text))
+    return [row for row in rows if "/" not in row["measure"] and not row["measure"].startswith("distance")]
 
 
 @pytest.mark.parametrize("kind", ["html", "md", "tex"])
@@ -178,6 +179,15 @@ def test_csv_has_the_parts_of_autoattack_and_the_eps(everything):
     assert len(parts) == 8
     assert {(row["eps"], row["eps_value"], row["norm"]) for row in parts} == {("0.031", "0.031", "linf")}
     assert {row["data"] for row in rows} == {"cifar10", "mnist"}
+    assert {row["images"] for row in parts} == {"1000"}
+
+
+def test_csv_has_distances(everything):
+    rows = list(csv.DictReader(io.StringIO(everything["csv"])))
+    report = json.loads((everything["folder"] / "evaluations" / "at" / "report.json").read_text())
+    found = {row["measure"]: row["value"] for row in rows if row["measure"].startswith("distance")}
+    assert float(found["distance_median"]) == pytest.approx(report["distance"]["median"], rel=1e-5)
+    assert float(found["distance_rank_correlation"]) == pytest.approx(report["distance"]["rank_correlation"], rel=1e-5)
 
 
 def test_seeds_are_averaged(everything):

@@ -32,6 +32,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+IMPORTED: list[str] = []
+"""What this command was given with --import."""
+
+
 def import_own(name: str) -> None:
     """Import a user's module, from the current folder too, so that what it adds to the registries is known."""
     if "" not in sys.path:
@@ -40,6 +44,7 @@ def import_own(name: str) -> None:
         importlib.import_module(name)
     except ImportError as error:
         raise InputError(f"--import {name!r}: {error}; give a module's name as Python imports it") from None
+    IMPORTED.append(name)
 
 
 def number(option: str, text: str | None) -> Written | None:

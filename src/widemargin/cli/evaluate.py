@@ -100,9 +100,12 @@ def _case(
     device: torch.device,
 ) -> tuple[Judgeable, ImageSet]:
     """The model and the images to judge it on, on the device."""
-    data = None if dataset is None else load(dataset, "test", data_dir=data_dir, limit=limit)
-    found = load_judgeable(target, image_shape=None if data is None else data.image_shape, head_scale=head_scale)
-    data = data or _own_data(found, data_dir, limit)
+    if dataset is not None and Path(target).is_file():  # weights may not say what images they want
+        data = load(dataset, "test", data_dir=data_dir, limit=limit)
+        found = load_judgeable(target, image_shape=data.image_shape, head_scale=head_scale)
+    else:
+        found = load_judgeable(target, image_shape=None, head_scale=head_scale)
+        data = _own_data(found, dataset, data_dir, limit)
     found.check_fits(data)
     asked = dataset or found.data
     subject = replace(found.subject, data=data.name, source=None if asked == data.name else asked)
@@ -133,12 +136,14 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _own_data(subject: Judgeable, data_dir: str | None, limit: int | None) -> ImageSet:
-    if subject.data is None:
+def _own_data(subject: Judgeable, dataset: str | None, data_dir: str | None, limit: int | None) -> ImageSet:
+    """The images asked for, or those of the run."""
+    name = dataset or subject.data
+    if name is None:
         raise InputError(
             "--dataset is missing: this target does not say which images it wants; give e.g. --dataset cifar10"
         )
-    return load(subject.data, "test", data_dir=data_dir, limit=limit)
+    return load(name, "test", data_dir=data_dir, limit=limit)
 
 
 def _plan(
@@ -160,7 +165,8 @@ def _plan(
 
 
 def _names(option: str, text: str) -> tuple[str, ...]:
+    example = "clean,fgsm,pgd20" if option == "--attacks" else "8/255"
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise InputError(f"{option} must name at least one, got {text!r}; write e.g. clean,fgsm,pgd20 or 8/255")
+        raise InputError(f"{option} must name at least one, got {text!r}; write e.g. {example}")
     return names

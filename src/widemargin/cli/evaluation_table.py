@@ -24,9 +24,15 @@ def _title(report: Report) -> str:
     title = f"{subject.target}: {report.count:,} test images of {subject.data}"
     if set(settings.attacks) == {"clean"}:
         return title
-    radii = ", ".join(f"{written(eps)} = {float(eps):.6g}" for eps in settings.eps)
+    radii = ", ".join(_spelled(eps) for eps in settings.eps)
     step = "eps/4" if settings.step_size is None else f"{settings.step_size:g}"
     return f"{title}; {settings.norm} eps {radii}; step {step}; seed {settings.seed}"
+
+
+def _spelled(eps: float) -> str:
+    """As written, with its value where that is another spelling."""
+    value = f"{float(eps):.6g}"
+    return value if written(eps) == value else f"{written(eps)} = {value}"
 
 
 def _table(report: Report) -> Table:
@@ -51,14 +57,15 @@ def _print_measured(console: Console, report: Report) -> None:
         rank = distance["rank_correlation"]
         shown = "" if rank is None else f"; rank correlation with the margin {rank:.3f}"
         console.print(
-            f"distance to the nearest adversarial image: median {distance['median']:.4g}{shown}", highlight=False
+            f"distance ({record['norm']}) to the nearest adversarial image: median {distance['median']:.4g}{shown}",
+            highlight=False,
         )
 
 
 def _print_known(console: Console, report: Report) -> None:
     """Which weights, notes, alarms."""
     subject = report.subject
-    epoch = f" (epoch {subject.epoch})" if subject.epoch else ""
+    epoch = f" (epoch {subject.epoch})" if subject.epoch is not None else ""
     console.print(Text(f"weights: {subject.weights}, {subject.selection}{epoch}"), soft_wrap=True)
     for note in report.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from widemargin.cli.arguments import import_own
+from widemargin.cli.arguments import IMPORTED, import_own
 from widemargin.cli.interrupted import InterruptionError
 from widemargin.cli.verbs import add_verbs
 from widemargin.errors import InputError, WidemarginWarning
@@ -43,6 +43,7 @@ def common(
 ) -> None:
     """Train image classifiers whose decision boundary is far from the data, measure how far, and prove it."""
     del version
+    IMPORTED.clear()
     for name in modules or []:
         import_own(name)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from widemargin.cli.arguments import DataDir, Device, EngineOption, OnNonfinite, seconds
+from widemargin.cli.arguments import IMPORTED, DataDir, Device, EngineOption, OnNonfinite, seconds
 from widemargin.cli.schedule_notes import note_unreached
 from widemargin.config_files import with_overrides
 from widemargin.recipes import find_recipe
@@ -81,4 +81,9 @@ def _closing(result: RunResult, epochs: int, stop: Stop) -> str:
         why = "time is out" if stop.asked is None else f"stopped by {stop.asked.name}"
         inside = f" and {result.step} step{'s' * (result.step > 1)}" if result.step else ""
         return f"{why} after {result.epoch} of {epochs} epochs{inside}; the same command goes on from {result.folder}"
-    return f"done: {epochs} epochs in {result.folder}; next: widemargin evaluate {result.folder}"
+    return f"done: {epochs} epochs in {result.folder}; next: {_command()} evaluate {result.folder}"
+
+
+def _command() -> str:
+    """With the modules that this run needs."""
+    return " ".join(["widemargin", *(f"--import {name}" for name in IMPORTED)])

@@ -4,7 +4,7 @@ from widemargin.evaluation.accuracy import classified, percent, verdicts
 from widemargin.evaluation.evaluator import evaluate
 from widemargin.evaluation.margins import MeasuredMargins, measure_margins
 from widemargin.evaluation.report import Report, Subject
-from widemargin.evaluation.target import Target, load_target
+from widemargin.evaluation.target import Target, load, load_target
 
 __all__ = [
     "MeasuredMargins",
@@ -13,6 +13,7 @@ __all__ = [
     "Target",
     "classified",
     "evaluate",
+    "load",
     "load_target",
     "measure_margins",
     "percent",

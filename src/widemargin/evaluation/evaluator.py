@@ -19,7 +19,7 @@ from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbe
 from widemargin.evaluation.backend import undisturbed
 from widemargin.evaluation.gallery import GALLERY, write_gallery
 from widemargin.evaluation.judge import Judge
-from widemargin.evaluation.notes import notes_for
+from widemargin.evaluation.notes import notes_for, notes_on
 from widemargin.evaluation.processes import Processes, processes
 from widemargin.evaluation.report import IN_MEMORY, Report, Subject, collect, write_report
 from widemargin.evaluation.searched import searched
@@ -40,7 +40,7 @@ a ResNet-18 takes as long."""
 def evaluate(
     model: nn.Module,
     data: ImageSet | str | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]],
-    attacks: Sequence[str] = ("clean", "pgd20", "autoattack"),
+    attacks: str | Sequence[str] = ("clean", "pgd20", "autoattack"),
     eps: float | str | Sequence[float | str] = 8 / 255,
     norm: Norm = "linf",
     step_size: float | None = None,
@@ -71,7 +71,7 @@ def evaluate(
     with processes(store.folder) as group:
         with group.agreeing():
             settings = EvaluationSettings(
-                attacks=tuple(attacks),
+                attacks=(attacks,) if isinstance(attacks, str) else tuple(attacks),
                 eps=_radii(eps),
                 norm=norm,
                 step_size=step_size,
@@ -168,7 +168,7 @@ def _collected(
     return dataclasses.replace(
         report,
         alarms=[*alarms, *alarms_of_numbers(report.accuracy, settings)],
-        notes=notes_for(settings, classes, report.refuted, report.again),
+        notes=notes_on(subject) + notes_for(settings, classes, report.refuted, report.again),
     )
 
 

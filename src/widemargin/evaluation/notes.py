@@ -1,6 +1,7 @@
 """What a reader of the numbers must know about how they were made, whatever they are."""
 
 from widemargin.evaluation.backend import FEWEST_FOR_APGD_T, PARTS, parts_for
+from widemargin.evaluation.report import Subject
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
 
 
@@ -27,3 +28,14 @@ def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, 
             f"were searched again in float32: {again}."
         )
     return tuple(notes)
+
+
+def notes_on(subject: Subject) -> tuple[str, ...]:
+    """Whether the weights are those of a run under way; one that may stop early is not asked."""
+    config = subject.config or {}
+    planned = config.get("epochs")
+    if subject.weights != "last" or subject.epoch is None or planned is None or config.get("stopping"):
+        return ()
+    if subject.epoch >= planned:
+        return ()
+    return (f"The run is not finished: these are its weights after {subject.epoch} of {planned} epochs.",)

@@ -32,6 +32,11 @@ class Target:
             )
 
 
+def load(path: str | Path) -> nn.Module:
+    """The network of a run folder or a checkpoint, in evaluation mode: the run's best weights, else its last."""
+    return load_target(Path(path)).model.eval()
+
+
 def load_target(path: Path) -> Target:
     """The best weights of a run folder (else its last), or the weights of a checkpoint file."""
     file = _checkpoint_file(path)

@@ -29,6 +29,8 @@ def notes_of_evaluation(evaluation: Evaluation, run: Run | None, reference: Refe
         notes += state(run)
     notes += _fewer_images(evaluation)
     notes += differences(settings_of(evaluation, run), reference)
+    if evaluation.quick:
+        return notes
     if reference is not None and (why := why_not_compared(evaluation, run, reference)):
         return [*notes, f"{why}, so it is not compared with the paper"]
     return notes + _other_size(evaluation, reference) + _other_step(evaluation, reference)
@@ -36,10 +38,12 @@ def notes_of_evaluation(evaluation: Evaluation, run: Run | None, reference: Refe
 
 def why_not_compared(evaluation: Evaluation, run: Run | None, reference: Reference) -> str:
     """What makes the published numbers no comparison at all; empty where they are one."""
+    if evaluation.quick:
+        return "it was made quick"
     if not settings_of(evaluation, run):
         return "its configuration is not known"
     published = reference.settings.get("data", {}).get("name", "")
-    if evaluation.data and published and not evaluation.quick and evaluation.data != published:
+    if evaluation.data and published and evaluation.data != published:
         return f"it was judged on {evaluation.data}, its recipe's data is {published}"
     return ""
 

@@ -9,24 +9,52 @@ from widemargin.reports.inputs.evaluation import Evaluation
 from widemargin.reports.measures import Measure
 from widemargin.reports.results import Results
 
-COLUMNS = ("name", "kind", "data", "measure", "norm", "eps", "eps_value", "value", "spread", "paper", "difference")
+COLUMNS = (
+    "name",
+    "kind",
+    "data",
+    "measure",
+    "norm",
+    "eps",
+    "eps_value",
+    "value",
+    "spread",
+    "paper",
+    "difference",
+    "images",
+)
 
 
 def tidy_csv(tables: Sequence[Results], evaluations: Sequence[Evaluation]) -> str:
-    """The results and the parts of AutoAttack, a number a line."""
+    """The results, the parts of AutoAttack and distances, a number a line."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)
     for table in tables:
         for row in table.rows:
             cells = [(measure, row.cells[measure]) for measure in table.measures if measure in row.cells]
-            writer.writerows([row.label, row.kind, row.data, *_numbers(measure, cell)] for measure, cell in cells)
+            writer.writerows(_line(row.label, row.kind, row.data, row.images, *pair) for pair in cells)
     for evaluation in evaluations:
-        for measure, accuracy in _parts(evaluation):
-            writer.writerow(
-                [evaluation.label, evaluation.kind, evaluation.data, *_numbers(measure, Cell(accuracy, None, None))]
-            )
+        kind = f"quick {evaluation.kind}" if evaluation.quick else evaluation.kind
+        for measure, value in (*_parts(evaluation), *_distances(evaluation)):
+            cell = Cell(value, None, None)
+            writer.writerow(_line(evaluation.label, kind, evaluation.data, evaluation.count, measure, cell))
     return stream.getvalue()
+
+
+def _line(label: str, kind: str, data: str, images: int | None, measure: Measure, cell: Cell) -> list[str]:
+    return [label, kind, data, *_numbers(measure, cell), "" if images is None else str(images)]
+
+
+def _distances(evaluation: Evaluation) -> Iterator[tuple[Measure, float]]:
+    """The median over correctly classified images, and how the order of the distances agrees with that of margins."""
+    distance = evaluation.distance
+    for name, value in (
+        ("distance_median", distance and distance.median),
+        ("distance_rank_correlation", distance and distance.rank_correlation),
+    ):
+        if isinstance(value, float):
+            yield Measure(name, None, evaluation.norm), value
 
 
 def _parts(evaluation: Evaluation) -> Iterator[tuple[Measure, float]]:

@@ -26,7 +26,7 @@ class Written:
 
 
 def write_report(
-    folders: Sequence[str | Path],
+    folders: str | Path | Sequence[str | Path],
     out: str | Path = "report.html",
     *,
     references: Mapping[str, Reference] | None = None,
@@ -37,6 +37,7 @@ def write_report(
     target = Path(out)
     if target.suffix != ".html" or target.is_dir():
         raise InputError(f"--out must name an .html file, got {target}; the other formats are written beside it")
+    folders = [folders] if isinstance(folders, str | Path) else folders
     if not folders:
         raise InputError("report: give at least one folder")
     places = [Path(folder) for folder in folders]

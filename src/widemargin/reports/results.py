@@ -26,6 +26,8 @@ class Row:
     cells: Mapping[Measure, Cell]
     notes: Sequence[str] = ()
     source: str = ""
+    images: int | None = None
+    """How many were judged, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def _of_evaluation(evaluation: Evaluation, run: Run | None, references: Referenc
             cells[measure] = _cell(measure, margins.mean, margins.std, compared)
     return Row(
         label=evaluation.label,
-        kind=evaluation.kind,
+        kind=f"quick {evaluation.kind}" if evaluation.quick else evaluation.kind,
+        images=evaluation.count,
         data=evaluation.data,
         cells=cells,
         notes=notes_of_evaluation(evaluation, run, reference),
@@ -145,8 +148,9 @@ def _mean(name: str, rows: Sequence[Row]) -> Row:
         cells[measure] = Cell(ours=fmean(values), spread=stdev(values) if len(values) > 1 else None, paper=paper)
     return Row(
         label=f"{name}, mean of {len(rows)} seeds",
-        kind="mean",
+        kind="quick mean" if rows[0].kind.startswith("quick") else "mean",
         data=rows[0].data,
+        images=rows[0].images if len({row.images for row in rows}) == 1 else None,
         cells=cells,
         notes=["± over seeds", *(note for note in rows[0].notes if all(note in row.notes for row in rows))],
         source=rows[0].source,
