@@ -61,7 +61,8 @@ def test_what_the_page_adds_trains_and_is_judged(my_module, case, capsys):
     assert '"pgd20"' in capsys.readouterr().out
 
 
-def test_tensors_at_hand_train(my_module, tmp_path):
+def test_tensors_at_hand_train(my_module, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module(my_module)
     images, labels = torch.rand(30, 1, 28, 28), torch.arange(30) % 3
     result = module.train_on(tmp_path / "run", images, labels, 3)
