@@ -150,7 +150,25 @@ def test_a_bad_device(refused, recipe, trained, tmp_path, device):
     ],
 )
 def test_a_command_that_does_not_parse(refused, arguments):
-    assert refused(*arguments).endswith(". See 'widemargin --help'.")
+    command = {"recipes": "recipes show ", "nonsense": ""}.get(arguments[0], f"{arguments[0]} ")
+    assert refused(*arguments).endswith(f". See 'widemargin {command}--help'.")
+
+
+def test_what_the_parser_asks_ends_as_a_question(refused):
+    assert refused("reprot") == (
+        "widemargin: No such command 'reprot'. Did you mean 'report', 'reproduce'? See 'widemargin --help'."
+    )
+
+
+def test_a_setting_as_an_option_is_told_how_it_is_set(refused):
+    line = refused("train", "demo/plain", "--epochs", "3")
+    assert "Settings are changed with --set, such as --set optimizer.lr=0.05." in line
+
+
+def test_a_picture_is_a_png(refused, tmp_path):
+    assert refused("margins", tmp_path, "--picture", "a.jpg") == (
+        "widemargin: --picture must name a .png file, got a.jpg"
+    )
 
 
 def test_no_data_and_no_network(refused, recipe, tmp_path, monkeypatch, no_network):

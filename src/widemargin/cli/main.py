@@ -3,13 +3,13 @@
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from widemargin.cli.arguments import IMPORTED, import_own
 from widemargin.cli.interrupted import InterruptionError
-from widemargin.cli.verbs import add_verbs
+from widemargin.cli.verbs import VERBS, add_verbs
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.versions import own_version
 
@@ -76,10 +76,20 @@ def _run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):  # the parser's own errors have it, whichever parser typer carries
             raise
-        return _refuse(f"{error.format_message().rstrip('.')}. See 'widemargin --help'.")
+        return _refuse(_usage(error.format_message(), getattr(error, "ctx", None), arguments))
     if code == INTERRUPTED:  # which typer, too, makes of a KeyboardInterrupt
         _say("interrupted; a training run goes on from its last checkpoint when the same command is given again")
     return code if isinstance(code, int) else 0
+
+
+def _usage(message: str, context: Any, arguments: Sequence[str]) -> str:
+    """What the parser says, with the help that helps: that of the command."""
+    verb = next((argument for argument in arguments if argument in VERBS), "")
+    path = getattr(context, "command_path", f"widemargin {verb}".rstrip())
+    text = message if message.endswith("?") else f"{message.rstrip('.')}."
+    if path == "widemargin train" and message.startswith("No such option"):
+        text += " Settings are changed with --set, such as --set optimizer.lr=0.05."
+    return f"{text} See '{path} --help'."
 
 
 def _display(usual: Callable[..., None]) -> Callable[..., None]:

@@ -51,6 +51,8 @@ def margins(
     choice("", "--split", split, ("train", "test"))
     choice("", "--at", at, ("clean", "adversarial"))
     choice("", "--norm", norm, tuple(THREATS))
+    if picture is not None and picture.suffix != ".png":
+        raise InputError(f"--picture must name a .png file, got {picture}")
     chosen = choose_device(device)
     loaded = load_target(target)
     perturb = _perturb(loaded) if at == "adversarial" else None
