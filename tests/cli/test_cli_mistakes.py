@@ -370,7 +370,7 @@ def test_a_wrong_option_of_evaluate(refused, trained, options, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--split", "validation"), "--split must be one of 'train', 'test', got 'validation'"),
+        (("--split", "held"), "--split must be one of 'train', 'validation', 'test', got 'held'"),
         (("--at", "noise"), "--at must be one of 'clean', 'adversarial', got 'noise'"),
         (("--norm", "l1"), "--norm must be one of 'linf', 'l2', got 'l1'"),
         (("--limit", "-1"), "limit must be a whole number of images from 1 up, got -1"),

@@ -1,11 +1,13 @@
 """train -> resume -> evaluate -> margins -> demo, as a user goes through them."""
 
 import json
+import re
 import tomllib
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from widemargin.attacks import attack_named
@@ -20,6 +22,7 @@ from widemargin.recipes import Recipe
 from widemargin.reports.demo_picture import demo_figure
 from widemargin.training import steps as steps_module
 from widemargin.training.log import read_metrics
+from widemargin.training.setup import load_splits
 from widemargin.training.step import train_step
 
 
@@ -176,6 +179,44 @@ def test_evaluate_looks_for_the_target_before_the_data(command, target, tmp_path
     assert answer.code == 2
     assert target.split(":")[0] in answer.err
     assert not (tmp_path / "data").exists()
+
+
+HELD = ("--set", "data.held_out=30", "--set", "epochs=1")
+
+
+def test_held_out_images_are_judged_and_measured(command, recipe, tmp_path):
+    run, out = tmp_path / "run", tmp_path / "evaluation"
+    command("train", recipe, "--out", run, *HELD)
+    config = load_target(run).description.run_config()
+    held = load_splits(config.data, seed=config.seed, data_dir=None, device=torch.device("cpu")).validation
+    model = load_target(run).model.eval()
+    expected = 100 * (model(held.images.float() / 255).argmax(1) == held.labels).double().mean().item()
+    options = ("--split", "validation", "--attacks", "clean,pgd2", "--out", out)
+    answer = command("evaluate", run, *options)
+    assert "30 held-out images of mnist-embedded" in answer.text
+    record = json.loads(command("evaluate", run, *options, "--json").out)
+    assert record["data"] == {"name": "mnist-embedded", "split": "validation", "count": 30}
+    assert record["accuracy"]["clean"] == pytest.approx(expected)
+    measured = json.loads(command("margins", run, "--split", "validation", "--json").out)
+    assert measured["all"]["count"] == 30
+    refused = command("evaluate", run, "--attacks", "clean,pgd2", "--out", out, "--limit", 30)
+    assert refused.code == 2
+    assert "holds another evaluation" in refused.err
+    command("report", run, out, "--out", tmp_path / "report.html")
+    page = (tmp_path / "report.md").read_text()
+    assert "judged on held-out images" in page
+    assert re.search(r"--split(</span>)? validation", (tmp_path / "report.html").read_text())
+
+
+def test_images_that_nobody_held_out(command, trained, tmp_path):
+    for verb in ("evaluate", "margins"):
+        answer = command(verb, trained, "--split", "validation")
+        assert answer.code == 2
+        assert "--split validation: this run held out no images (data.held_out is 0); use --split test" in answer.err
+        answer = command(verb, trained, "--split", "validation", "--dataset", "mnist-embedded")
+        assert "--split validation is of the run's own data; leave out --dataset" in answer.err
+    answer = command("evaluate", "no.module:x", "--split", "valid")
+    assert "--split must be one of" in answer.err
 
 
 def test_evaluate_keeps_eps_as_it_was_written(command, trained):

@@ -16,12 +16,15 @@ from widemargin.models import MLPConfig
 
 RECIPE = "mnist-mlp/st-wd0.01"
 TINY = ("epochs=1", 'data.name="mnist-embedded"', "data.train_limit=200", "data.test_limit=50", "model.hidden=[16]")
+TINY += ("data.held_out=40",)
 EVALUATIONS = {
     "own plan": ("runs/tiny",),
     "usual step": ("runs/tiny", "--attacks", "clean,pgd3", "--eps", "8/255"),
     "own step": ("runs/tiny", "--attacks", "pgd3", "--eps", "0.5", "--norm", "l2", "--step-size", "1/10"),
     "several eps": ("runs/tiny", "--attacks", "clean,fgsm,pgd3", "--eps", "2/255,0.1", "--seed", "5", "--distance"),
     "clean alone": ("runs/tiny", "--attacks", "clean", "--batch-size", "5", "--shard-size", "7"),
+    "held out": ("runs/tiny", "--attacks", "clean,pgd3", "--eps", "0.1", "--split", "validation"),
+    "searched otherwise": ("runs/tiny", "--attacks", "pgd3", "--eps", "0.1", "--search", "tf32", "--distance"),
     "own data": ("runs/tiny", "--attacks", "fgsm", "--eps", "0.1", "--dataset", "my data/own.npz"),
     "public weights": ("net.pt", "--attacks", "fgsm", "--eps", "0.1", "--dataset", "mnist-embedded"),
 }

@@ -23,6 +23,7 @@ from widemargin.cli.evaluation_options import (
     Search,
     Seed,
     ShardSize,
+    SplitName,
     StepSize,
     TargetName,
 )
@@ -36,7 +37,7 @@ from widemargin.evaluation import evaluate as judge
 from widemargin.evaluation.processes import processes
 from widemargin.evaluation.subject import Judgeable, load_judgeable
 from widemargin.threat import THREATS
-from widemargin.training.setup import choose_device
+from widemargin.training.setup import choose_device, held_out_images
 from widemargin.types import Norm
 
 
@@ -47,6 +48,7 @@ def evaluate(
     norm: NormName = None,
     step_size: StepSize = None,
     dataset: Dataset = None,
+    split: SplitName = "test",
     distance: Distance = False,
     limit: Limit = None,
     seed: Seed = 0,
@@ -63,7 +65,7 @@ def evaluate(
     with told(_going_on(out)), processes(out) as group:
         with group.agreeing():
             asked = _norm(norm)
-            found, data = _case(target, dataset, data_dir, limit, head_scale, _device(device))
+            found, data = _case(target, dataset, split, data_dir, limit, head_scale, _device(device))
             plan, radii = _plan(found.plan, attacks, eps, step_size, asked)
         report = judge(
             found.model,
@@ -94,21 +96,25 @@ def _going_on(out: Path | None) -> str:
 def _case(
     target: str,
     dataset: str | None,
+    split: str,
     data_dir: str | None,
     limit: int | None,
     head_scale: float | None,
     device: torch.device,
 ) -> tuple[Judgeable, ImageSet]:
     """The model and the images to judge it on, on the device."""
+    choice("", "--split", split, ("test", "validation"))
+    if dataset is not None and split == "validation":
+        raise InputError("--split validation is of the run's own data; leave out --dataset")
     if dataset is not None and Path(target).is_file():  # weights may not say what images they want
         data = load(dataset, "test", data_dir=data_dir, limit=limit)
         found = load_judgeable(target, image_shape=data.image_shape, head_scale=head_scale)
     else:
         found = load_judgeable(target, image_shape=None, head_scale=head_scale)
-        data = _own_data(found, dataset, data_dir, limit)
+        data = _held_out(found, data_dir, limit) if split == "validation" else _test(found, dataset, data_dir, limit)
     found.check_fits(data)
     asked = dataset or found.data
-    subject = replace(found.subject, data=data.name, source=None if asked == data.name else asked)
+    subject = replace(found.subject, data=data.name, source=None if asked == data.name else asked, split=split)
     return replace(found, model=found.model.to(device), subject=subject), data.to(device)
 
 
@@ -136,7 +142,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _own_data(subject: Judgeable, dataset: str | None, data_dir: str | None, limit: int | None) -> ImageSet:
+def _test(subject: Judgeable, dataset: str | None, data_dir: str | None, limit: int | None) -> ImageSet:
     """The images asked for, or those of the run."""
     name = dataset or subject.data
     if name is None:
@@ -144,6 +150,13 @@ def _own_data(subject: Judgeable, dataset: str | None, data_dir: str | None, lim
             "--dataset is missing: this target does not say which images it wants; give e.g. --dataset cifar10"
         )
     return load(name, "test", data_dir=data_dir, limit=limit)
+
+
+def _held_out(subject: Judgeable, data_dir: str | None, limit: int | None) -> ImageSet:
+    if subject.target is None:
+        raise InputError("--split validation: only a run of ours says which images it held out; use --split test")
+    images = held_out_images(subject.target.description.run_config(), data_dir=data_dir)
+    return images if limit is None else images.first(limit)
 
 
 def _plan(

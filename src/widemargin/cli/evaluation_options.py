@@ -27,6 +27,7 @@ StepSize = Annotated[
     typer.Option(help="PGD's step; unless given the run's own at its own eps, else eps/4.", show_default=False),
 ]
 Dataset = Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)]
+SplitName = Annotated[str, typer.Option("--split", help="test, or validation: what the run held out.")]
 Distance = Annotated[bool, typer.Option("--distance", help="Also the distance to the nearest adversarial image.")]
 Seed = Annotated[int, typer.Option(help="Seed of the attacks' random numbers.")]
 ShardSize = Annotated[int, typer.Option(help="Images finished and written down together.")]

@@ -21,7 +21,8 @@ def print_report(report: Report) -> None:
 
 def _title(report: Report) -> str:
     settings, subject = report.settings, report.subject
-    title = f"{subject.target}: {report.count:,} test images of {subject.data}"
+    what = "test" if subject.split == "test" else "held-out"
+    title = f"{subject.target}: {report.count:,} {what} images of {subject.data}"
     if set(settings.attacks) == {"clean"}:
         return title
     radii = ", ".join(_spelled(eps) for eps in settings.eps)

@@ -26,7 +26,7 @@ from widemargin.modes import copied_buffers, with_buffers
 from widemargin.reports.margin_histogram import margin_figure
 from widemargin.reports.style import save_picture
 from widemargin.threat import THREATS
-from widemargin.training.setup import choose_device, load_splits
+from widemargin.training.setup import choose_device, held_out_images, load_splits
 from widemargin.types import Nets
 
 BATCH = 250
@@ -35,7 +35,7 @@ Perturb = Callable[[Tensor, Tensor, torch.Generator], Tensor | None]
 
 def margins(
     target: TargetArgument,
-    split: Annotated[str, typer.Option(help="train (what the run was trained on) or test.")] = "test",
+    split: Annotated[str, typer.Option(help="train (what it was trained on), validation (held out) or test.")] = "test",
     at: Annotated[str, typer.Option(help="clean images, or adversarial ones of the run's own attack.")] = "clean",
     norm: Annotated[str, typer.Option(help="l2 or linf.")] = "l2",
     dataset: Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)] = None,
@@ -48,7 +48,7 @@ def margins(
     device: Device = "auto",
 ) -> None:
     """Effective margins: mean, spread and quantiles, over all and over correctly classified images, and a histogram."""
-    choice("", "--split", split, ("train", "test"))
+    choice("", "--split", split, ("train", "validation", "test"))
     choice("", "--at", at, ("clean", "adversarial"))
     choice("", "--norm", norm, tuple(THREATS))
     if picture is not None and picture.suffix != ".png":
@@ -75,12 +75,17 @@ def margins(
 
 def _images(target: Target, split: str, dataset: str | None, limit: int | None, data_dir: str | None) -> ImageSet:
     """The images of that split; of the run's own data, ``train`` is what it was trained on, nothing held out."""
+    if split == "validation" and dataset is not None:
+        raise InputError("--split validation is of the run's own data; leave out --dataset")
     if split == "test" or dataset is not None:
         name = dataset or str(target.description.config["data"]["name"])
         return load(name, "train" if split == "train" else "test", data_dir=data_dir, limit=limit)
     config = target.description.run_config()
-    train = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=torch.device("cpu")).train
-    return train if limit is None else train.first(limit)
+    if split == "validation":
+        images = held_out_images(config, data_dir=data_dir)
+    else:
+        images = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=torch.device("cpu")).train
+    return images if limit is None else images.first(limit)
 
 
 def _perturb(target: Target) -> Perturb:

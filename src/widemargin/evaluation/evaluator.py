@@ -188,6 +188,8 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) 
     else:
         what = "every attack and distance" if settings.distance else "every attack"
         table["search"] = f"{settings.search}, {what}"  # there were versions in which it was AutoAttack alone
+    if subject.split != "test":
+        table["split"] = subject.split
     if subject.head_scale is not None:
         table["head_scale"] = subject.head_scale  # which no tensor holds
     return table | {"attacks": list(settings.attacks), "data": subject.data, "weights": digest.hexdigest()}

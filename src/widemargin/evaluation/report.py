@@ -34,6 +34,8 @@ class Subject:
     data: str = IN_MEMORY
     source: str | None = None
     """How the data is named to the command line, where its own name does not do: the path of a file."""
+    split: str = "test"
+    """Or "validation": what the run that made the weights held out."""
     head_scale: float | None = None
     config: dict[str, Any] | None = None
     """The configuration of the run that made the weights, where one of ours did."""
@@ -95,7 +97,7 @@ class Report:
         return "float32 (no TF32)" + "; attacks searched with TF32" * searched
 
     def _data(self) -> dict[str, Any]:
-        table = {"name": self.subject.data, "split": "test", "count": self.count}
+        table = {"name": self.subject.data, "split": self.subject.split, "count": self.count}
         return table if self.subject.source is None else table | {"source": self.subject.source}
 
     def _step_size(self) -> float | None:

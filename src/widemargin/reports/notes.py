@@ -42,6 +42,8 @@ def why_not_compared(evaluation: Evaluation, run: Run | None, reference: Referen
         return "it was made quick"
     if not settings_of(evaluation, run):
         return "its configuration is not known"
+    if evaluation.split != "test":
+        return "it was judged on held-out images"
     published = reference.settings.get("data", {}).get("name", "")
     if evaluation.data and published and evaluation.data != published:
         return f"it was judged on {evaluation.data}, its recipe's data is {published}"
@@ -54,6 +56,8 @@ def settings_of(evaluation: Evaluation, run: Run | None) -> Mapping[str, object]
 
 
 def _fewer_images(evaluation: Evaluation) -> list[str]:
+    if evaluation.split != "test":
+        return ["judged on held-out images"]
     whole = TEST_IMAGES.get(evaluation.data)
     if not evaluation.finished or evaluation.count is None or whole is None or evaluation.count >= whole:
         return []

@@ -76,10 +76,12 @@ def evaluate_command(evaluation: Evaluation) -> list[str]:
     }
     if evaluation.kind == "evaluation":
         options |= {
-            "--dataset": evaluation.source or evaluation.data,
+            "--dataset": (evaluation.source or evaluation.data) if evaluation.split == "test" else "",
+            "--split": "" if evaluation.split == "test" else evaluation.split,
             "--limit": "" if evaluation.count is None else str(evaluation.count),
             "--shard-size": "" if evaluation.shard_size is None else str(evaluation.shard_size),
             "--batch-size": "" if evaluation.batch_size is None else str(evaluation.batch_size),
+            "--search": "tf32" if evaluation.precision.endswith("searched with TF32") else "",
             "--head-scale": "" if evaluation.head_scale is None else repr(evaluation.head_scale),
             "--out": str(evaluation.folder),
         }
