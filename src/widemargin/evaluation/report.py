@@ -71,7 +71,7 @@ class Report:
         settings, subject = self.settings, self.subject
         return {
             "format": FORMAT,
-            **{key: value for key, value in asdict(subject).items() if key not in ("data", "source")},
+            **{key: value for key, value in asdict(subject).items() if key not in ("data", "source", "split")},
             "data": self._data(),
             "norm": settings.norm,
             "eps": [{"written": written(eps), "value": float(eps)} for eps in settings.eps],
