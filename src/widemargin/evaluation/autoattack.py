@@ -4,11 +4,10 @@ Each part attacks only the examples still classified correctly, from the origina
 depend on (seed, examples in the batch), so verdicts equal the official ones for the same seed, shard and batch size.
 
 With TF32 the search is faster on a GPU and other than in float32. Whatever it finds counts only if it is adversarial in
-float32 too; what is not goes on as a survivor.
+float32 too, if need be after a push (``pushed``); what is not goes on as a survivor.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,9 @@ from torch import Tensor, nn
 
 from widemargin.evaluation.accuracy import predicted
 from widemargin.evaluation.backend import part_attack
+from widemargin.evaluation.pushed import pushed
 from widemargin.precision import allowing_tf32
+from widemargin.threat import Threat
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,32 @@ def break_survivors(
     reference: Any,
     part: str,
     batch_size: int,
-    tf32: bool = False,
+    tf32: Threat | None = None,
 ) -> Iterator[Broken]:
-    """What a part breaks in each batch of survivors; called in float32, and with ``tf32`` it searches in TF32.
+    """What a part breaks in each batch of survivors; called in float32.
 
-    ``reference`` has the network that is searched on, the model or a copy; ``model`` judges what is found.
+    ``reference`` has the network that is searched on, the model or a copy; ``model`` judges what is found. With
+    ``tf32``, the threat model of the reference, it searches in TF32.
     """
     with torch.no_grad():
         for positions in survivors.nonzero()[:, 0].split(batch_size):
-            images, labels = x[positions].clone(), y[positions].clone()
-            with allowing_tf32() if tf32 else nullcontext():
-                x_adv = part_attack(reference, part).perturb(images, labels)
-                found = ~predicted(reference.model(x_adv), labels) if tf32 else None
+            images, labels = x[positions], y[positions]
+            if tf32 is None:
+                x_adv = part_attack(reference, part).perturb(images.clone(), labels.clone())
+                claimed = torch.zeros_like(labels, dtype=torch.bool)
+            else:
+                x_adv, claimed = _searched_in_tf32(model, images, labels, reference, part, tf32)
             broken = ~predicted(model(x_adv), labels)
-            refuted = 0 if found is None else int((found & ~broken).sum())
-            yield Broken(positions[broken], x_adv[broken].detach(), refuted)
+            yield Broken(positions[broken], x_adv[broken].detach(), int((claimed & ~broken).sum()))
+
+
+def _searched_in_tf32(
+    model: nn.Module, x: Tensor, y: Tensor, reference: Any, part: str, threat: Threat
+) -> tuple[Tensor, Tensor]:
+    """(images, where the search took them to be adversarial); those short of float32's boundary are pushed on."""
+    with allowing_tf32():
+        x_adv = part_attack(reference, part).perturb(x.clone(), y.clone())
+        claimed = ~predicted(reference.model(x_adv), y)
+    short = claimed & predicted(model(x_adv), y)
+    x_adv[short] = pushed(model, x[short], x_adv[short], y[short], threat)
+    return x_adv, claimed

@@ -23,6 +23,7 @@ from widemargin.evaluation.store import Record, Store
 from widemargin.evaluation.wrapped import Wrapped
 from widemargin.margins import effective_margin
 from widemargin.precision import allowing_tf32
+from widemargin.threat import make_threat
 
 Say = Callable[[str], None]
 NAN = "nan"
@@ -111,14 +112,14 @@ class Judge:
     ) -> dict[str, Record]:
         """Adds a column after each part and one for the whole; returns the pieces."""
         settings = self.settings
-        reference = self._reference(self.searched, eps, classes)
+        reference, threat = self._reference(self.searched, eps, classes), make_threat(settings.norm, eps)
         survivors, pieces = columns["clean"].clone(), {}
         for part in parts_for(classes):
             label = settings.label(f"{AUTOATTACK}/{part}", eps)
 
             def compute(part: str = part, survivors: Tensor = survivors) -> Record:
                 alive = survivors.to(x.device)
-                size, tf32 = settings.batch_size, settings.search == "tf32"
+                size, tf32 = settings.batch_size, threat if settings.search == "tf32" else None
                 found = list(
                     break_survivors(self.model, x, y, alive, reference=reference, part=part, batch_size=size, tf32=tf32)
                 )

@@ -19,8 +19,8 @@ def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, 
         )
     if AUTOATTACK in settings.attacks and settings.search == "tf32":
         notes.append(
-            "AutoAttack searched with TF32, and every image it found was checked in float32; so many were not "
-            f"adversarial there and do not count: {refuted}."
+            "AutoAttack searched with TF32, and every image it found was checked in float32, where some were pushed "
+            f"across the boundary by a few more steps; so many were not adversarial there and do not count: {refuted}."
         )
     if settings.distance and settings.search == "tf32":
         notes.append(

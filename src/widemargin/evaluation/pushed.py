@@ -1,0 +1,34 @@
+"""What a search in TF32 found just short of float32's boundary, pushed across it by a few gradient steps in float32.
+
+The two see the boundary in slightly different places. Attacks that stop as soon as they are across, FAB above all, end
+between them: without a push their finds would be lost, and the network would seem more robust than it is.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from widemargin.attacks import PGD
+from widemargin.evaluation.accuracy import predicted
+from widemargin.threat import Threat
+
+STEPS, SHARE = 10, 0.05
+"""So many steps at most, each of this share of eps."""
+
+
+def pushed(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, threat: Threat) -> Tensor:
+    """The images of ``x_adv`` moved on, inside the threat around ``x``, until the model gives another label than y."""
+    step = PGD(eps=threat.eps, step_size=SHARE * threat.eps, steps=1, norm=threat.norm)
+    point, left = x_adv.clone(), torch.arange(len(x), device=x.device)
+    for _ in range(STEPS):
+        if not len(left):
+            break
+        point[left] = step(model, x[left], y[left], goal=_lead, start=point[left])
+        with torch.no_grad():
+            left = left[predicted(model(point[left]), y[left])]
+    return point
+
+
+def _lead(logits: Tensor, y: Tensor) -> Tensor:
+    """(B,): by how much the largest other logit exceeds the label's."""
+    label = logits.gather(1, y[:, None])[:, 0]
+    return logits.scatter(1, y[:, None], -torch.inf).amax(1) - label

@@ -1,0 +1,103 @@
+"""What a search in TF32 leaves between its boundary and float32's is pushed across, inside the threat."""
+
+import pytest
+import torch
+from small_networks import pictures, taught_conv
+from torch import Tensor, nn
+
+from widemargin.evaluation import autoattack
+from widemargin.evaluation.autoattack import break_survivors
+from widemargin.evaluation.backend import make_reference, undisturbed
+from widemargin.evaluation.pushed import STEPS, pushed
+from widemargin.precision import TF32
+from widemargin.threat import Threat, make_threat
+
+
+class Halves(nn.Module):
+    """Class 0 where the mean is below the edge, else 1; the two logits are far from the others."""
+
+    def __init__(self, edge: float) -> None:
+        super().__init__()
+        self.edge = nn.Parameter(torch.tensor(edge))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gap = self.edge - x.flatten(1).mean(1)
+        return torch.stack([gap, -gap, gap - 9, gap - 9], 1)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_as_far_as_needed_and_no_farther(norm):
+    size = 4.0 if norm == "l2" else 1.0  # in 16 pixels a move of every pixel by one is 4 long
+    x = torch.full((3, 1, 4, 4), 0.5)
+    x_adv = x + torch.tensor([0.049, 0.0, -0.1]).view(3, 1, 1, 1)
+    y = torch.zeros(3, dtype=torch.long)
+    moved = pushed(Halves(0.55), x, x_adv, y, make_threat(norm, 0.1 * size))
+    steps = (moved - x_adv).flatten(1).mean(1) / 0.005  # of a twentieth of eps each
+    torch.testing.assert_close(steps, torch.tensor([1.0, 10.0, 10.0]), atol=0.01, rtol=0)
+    assert Halves(0.55)(moved).argmax(1).tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_it_stays_inside_the_threat_and_the_pixels(norm):
+    threat = make_threat(norm, 0.1)
+    x = torch.cat([torch.full((2, 1, 4, 4), 0.5), torch.full((2, 1, 4, 4), 0.99)])
+    y = torch.zeros(4, dtype=torch.long)
+    moved = pushed(Halves(5.0), x, x + 0.01, y, threat)
+    assert (threat.size(moved - x) <= 0.1 + 1e-6).all()
+    assert moved.min() >= 0
+    assert moved.max() <= 1
+    assert (moved > x).all()
+
+
+def test_nothing_to_push():
+    nothing = torch.zeros(0, 1, 4, 4)
+    moved = pushed(Halves(0.5), nothing, nothing, torch.zeros(0, dtype=torch.long), make_threat("linf", 0.1))
+    assert moved.shape == nothing.shape
+
+
+def test_a_push_takes_two_passes_a_step():
+    passes = []
+    model = Halves(5.0)
+    model.register_forward_hook(lambda *_: passes.append(1))
+    x = torch.full((1, 1, 4, 4), 0.5)
+    pushed(model, x, x, torch.zeros(1, dtype=torch.long), make_threat("linf", 0.1))
+    assert len(passes) == 2 * STEPS
+
+
+class Rounding(nn.Module):
+    """Where TF32 is on, weights have a few bits fewer."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.rounded = {name: tensor.detach().bfloat16().float() for name, tensor in network.named_parameters()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        switches = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        weights = self.rounded if switches == TF32 else {}
+        logits: Tensor = torch.func.functional_call(self.network, weights, (x,))
+        return logits
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.1), ("l2", 0.5)])
+def test_what_fab_finds_at_the_boundary_is_kept(norm, eps, monkeypatch):
+    model, (x, y) = Rounding(taught_conv()), pictures(10, 200)
+    device, threat = torch.device("cpu"), make_threat(norm, eps)
+    reference = make_reference(model, eps=eps, norm=norm, seed=0, num_classes=10, device=device, max_steps=10)
+
+    def broken(tf32: Threat | None) -> tuple[int, int]:
+        with undisturbed(model):
+            survivors = model(x).argmax(1) == y
+            options = {"reference": reference, "part": "fab-t", "batch_size": 200, "tf32": tf32}
+            (only,) = break_survivors(model, x, y, survivors, **options)
+        assert (threat.size(only.images - x[only.positions]) <= eps * (1 + 1e-5)).all()
+        return len(only.positions), only.refuted
+
+    officially, _ = broken(None)
+    kept, refuted = broken(threat)
+    monkeypatch.setattr(autoattack, "pushed", lambda _, __, x_adv, *___: x_adv)
+    without, lost = broken(threat)
+    assert without + lost == kept + refuted  # the search is the same
+    assert lost > officially / 10, "nothing was there to be lost"
+    assert refuted <= lost / 10
+    assert kept == pytest.approx(officially, abs=0.03 * officially)
