@@ -1,10 +1,13 @@
 """What a search in TF32 leaves between its boundary and float32's is pushed across, inside the threat."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from small_networks import pictures, taught_conv
 from torch import Tensor, nn
 
+import widemargin
 from widemargin.evaluation import autoattack
 from widemargin.evaluation.autoattack import break_survivors
 from widemargin.evaluation.backend import make_reference, undisturbed
@@ -25,6 +28,17 @@ class Halves(nn.Module):
         return torch.stack([gap, -gap, gap - 9, gap - 9], 1)
 
 
+class Shifted(nn.Module):
+    """Adds to the logits."""
+
+    def __init__(self, by: Tensor) -> None:
+        super().__init__()
+        self.by = nn.Parameter(by)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits + self.by
+
+
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_as_far_as_needed_and_no_farther(norm):
     size = 4.0 if norm == "l2" else 1.0  # in 16 pixels a move of every pixel by one is 4 long
@@ -42,11 +56,23 @@ def test_it_stays_inside_the_threat_and_the_pixels(norm):
     threat = make_threat(norm, 0.1)
     x = torch.cat([torch.full((2, 1, 4, 4), 0.5), torch.full((2, 1, 4, 4), 0.99)])
     y = torch.zeros(4, dtype=torch.long)
-    moved = pushed(Halves(5.0), x, x + 0.01, y, threat)
+    moved = pushed(Halves(5.0), x, x + (0.09 if norm == "linf" else 0.02), y, threat)
+    assert threat.size(moved - x)[:2].min() > 0.0999  # as far as it may go
     assert (threat.size(moved - x) <= 0.1 + 1e-6).all()
     assert moved.min() >= 0
     assert moved.max() <= 1
     assert (moved > x).all()
+
+
+def test_it_climbs_towards_the_class_that_is_nearest():
+    """Not away from the label, nor down its probability: here both lead nowhere."""
+    plane = nn.Sequential(nn.Flatten(), nn.Linear(2, 3, bias=False))
+    with torch.no_grad():
+        plane[1].weight.copy_(torch.tensor([[0.0, 0.0], [-9.0, 0.0], [1.0, 1.0]]))
+    x = torch.tensor([0.5, 0.5]).view(1, 2, 1, 1)
+    lead = nn.Sequential(plane, Shifted(torch.tensor([1.05, 0.0, 0.0])))
+    moved = pushed(lead, x, x, torch.zeros(1, dtype=torch.long), make_threat("l2", 1.0))
+    torch.testing.assert_close((moved - x).flatten(), torch.full((2,), 0.05 / 2**0.5), atol=1e-5, rtol=0)
 
 
 def test_nothing_to_push():
@@ -93,6 +119,12 @@ def test_what_fab_finds_at_the_boundary_is_kept(norm, eps, monkeypatch):
         assert (threat.size(only.images - x[only.positions]) <= eps * (1 + 1e-5)).all()
         return len(only.positions), only.refuted
 
+    def watched(network: nn.Module, clean: Tensor, x_adv: Tensor, labels: Tensor, within: Threat) -> Tensor:
+        assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (False, False)
+        assert (network(x_adv).argmax(1) == labels).all()  # what is across is left as it is
+        return pushed(network, clean, x_adv, labels, within)
+
+    monkeypatch.setattr(autoattack, "pushed", watched)
     officially, _ = broken(None)
     kept, refuted = broken(threat)
     monkeypatch.setattr(autoattack, "pushed", lambda _, __, x_adv, *___: x_adv)
@@ -101,3 +133,23 @@ def test_what_fab_finds_at_the_boundary_is_kept(norm, eps, monkeypatch):
     assert lost > officially / 10, "nothing was there to be lost"
     assert refuted <= lost / 10
     assert kept == pytest.approx(officially, abs=0.03 * officially)
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", (0.05, 0.1)), ("l2", (0.3, 1.0))])
+def test_the_push_is_told_the_threat_of_its_eps(norm, eps, monkeypatch):
+    told = []
+    monkeypatch.setattr(autoattack, "pushed", lambda _, __, x_adv, ___, threat: told.append(threat) or x_adv)
+    data, options = pictures(10, 10), {"max_steps": 1, "margins": False, "sanity": False, "search": "tf32"}
+    widemargin.evaluate(Rounding(taught_conv()), data, ["autoattack"], eps, norm, **options)
+    assert set(told) == {make_threat(norm, radius) for radius in eps}
+
+
+@pytest.mark.parametrize(("found", "broken", "refuted"), [(0.549, [0], 0), (0.5, [], 0), (0.2, [], 1)])
+def test_a_find_is_what_the_search_has_moved(found, broken, refuted):
+    """Asked again, with the other images around it, its network may say otherwise."""
+    x, y = torch.full((1, 1, 4, 4), 0.5), torch.zeros(1, dtype=torch.long)
+    attack = SimpleNamespace(perturb=lambda images, _: torch.full_like(images, found))
+    reference = SimpleNamespace(apgd=attack, apgd_targeted=None, fab=None, square=None, seed=0, model=Halves(5.0))
+    options = {"reference": reference, "part": "apgd-ce", "batch_size": 4, "tf32": make_threat("linf", 0.4)}
+    (only,) = break_survivors(Halves(0.55), x, y, torch.ones(1, dtype=torch.bool), **options)
+    assert (only.positions.tolist(), only.refuted) == (broken, refuted)

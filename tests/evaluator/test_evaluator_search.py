@@ -90,6 +90,15 @@ def test_a_search_of_another_kind_is_not_continued(tmp_path):
         judged("tf32", tmp_path)
 
 
+def test_one_from_before_finds_were_pushed_is_not_continued(tmp_path):
+    judged("tf32", tmp_path)
+    path = tmp_path / "tf32" / "settings.json"
+    assert "tf32, every attack, pushed" in path.read_text()
+    path.write_text(path.read_text().replace(", pushed", ""))
+    with pytest.raises(InputError, match="search"):
+        judged("tf32", tmp_path)
+
+
 def test_mistakes():
     with pytest.raises(InputError, match="search must be one of 'float32', 'tf32', got 'bfloat16'"):
         EvaluationSettings(attacks=("clean",), eps=(0.1,), search="bfloat16")

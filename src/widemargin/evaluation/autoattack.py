@@ -61,10 +61,13 @@ def break_survivors(
 def _searched_in_tf32(
     model: nn.Module, x: Tensor, y: Tensor, reference: Any, part: str, threat: Threat
 ) -> tuple[Tensor, Tensor]:
-    """(images, where the search took them to be adversarial); those short of float32's boundary are pushed on."""
+    """(images, where the search took them to be adversarial); those short of float32's boundary are pushed on.
+
+    Parts leave an image as it was unless they found something, and nothing needs to be found where it is wrong already.
+    """
     with allowing_tf32():
         x_adv = part_attack(reference, part).perturb(x.clone(), y.clone())
-        claimed = ~predicted(reference.model(x_adv), y)
+        claimed = (x_adv != x).flatten(1).any(1) | ~predicted(reference.model(x_adv), y)
     short = claimed & predicted(model(x_adv), y)
     x_adv[short] = pushed(model, x[short], x_adv[short], y[short], threat)
     return x_adv, claimed

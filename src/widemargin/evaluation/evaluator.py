@@ -186,13 +186,18 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) 
     if settings.search == "float32":
         del table["search"]  # as in the records of versions that knew no other
     else:
-        what = "every attack and distance" if settings.distance else "every attack"
-        table["search"] = f"{settings.search}, {what}"  # there were versions in which it was AutoAttack alone
+        table["search"] = f"{settings.search}, {_what_is_searched(settings)}"
     if subject.split != "test":
         table["split"] = subject.split
     if subject.head_scale is not None:
         table["head_scale"] = subject.head_scale  # which no tensor holds
     return table | {"attacks": list(settings.attacks), "data": subject.data, "weights": digest.hexdigest()}
+
+
+def _what_is_searched(settings: EvaluationSettings) -> str:
+    """There were versions in which TF32 was for AutoAttack alone, and some in which nothing was pushed."""
+    what = "every attack and distance" if settings.distance else "every attack"
+    return f"{what}, pushed" if AUTOATTACK in settings.attacks else what
 
 
 def _check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, device: torch.device) -> int:

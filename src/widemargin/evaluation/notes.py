@@ -8,7 +8,7 @@ from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
 def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, again: int = 0) -> tuple[str, ...]:
     """Plain sentences; none for an ordinary evaluation.
 
-    ``refuted`` images were adversarial in the search alone, the distances of ``again`` were searched in float32 too.
+    ``refuted`` finds were adversarial in the search alone, the distances of ``again`` were searched in float32 too.
     """
     notes = []
     left_out = [part for part in PARTS if part not in parts_for(num_classes)]
@@ -19,8 +19,8 @@ def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, 
         )
     if AUTOATTACK in settings.attacks and settings.search == "tf32":
         notes.append(
-            "AutoAttack searched with TF32, and every image it found was checked in float32, where some were pushed "
-            f"across the boundary by a few more steps; so many were not adversarial there and do not count: {refuted}."
+            "AutoAttack searched with TF32, and all that its parts found was checked in float32, if need be after a "
+            f"few more steps; so many finds still were not adversarial there and do not count: {refuted}."
         )
     if settings.distance and settings.search == "tf32":
         notes.append(

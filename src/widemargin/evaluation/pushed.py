@@ -1,4 +1,4 @@
-"""What a search in TF32 found just short of float32's boundary, pushed across it by a few gradient steps in float32.
+"""What a search in TF32 found and float32 does not confirm, pushed across the boundary by gradient steps in float32.
 
 The two see the boundary in slightly different places. Attacks that stop as soon as they are across, FAB above all, end
 between them: without a push their finds would be lost, and the network would seem more robust than it is.
