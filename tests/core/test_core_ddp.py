@@ -6,7 +6,7 @@ import sys
 import pytest
 
 LOOP = """
-import sys, torch, torch.distributed as dist, torch.nn.functional as F
+import os, sys, torch, torch.distributed as dist, torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from widemargin import PGD, ExactEMR
@@ -30,7 +30,8 @@ for _ in range(2):
 for ours, expected in zip(shared.parameters(), alone.parameters(), strict=True):
     torch.testing.assert_close(ours.grad, expected.grad)
 assert len(calls) == 2, "only the loss goes through the wrapper, which counts on a backward pass after each forward"
-print("the same")
+print("the same", flush=True)
+os._exit(0)  # gloo's threads may abort a process whose Python ends around them (torch 2.13)
 """
 
 
