@@ -34,6 +34,12 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(wide(logits), y, reduction="none")
 
 
+def lead_of_another(logits: Tensor, y: Tensor) -> Tensor:
+    """max_{k != y} z_k - z_y: positive where another class wins."""
+    logits = wide(logits)
+    return _largest_wrong(logits, y) - _of_label(logits, y)
+
+
 def kl_divergence(logits: Tensor, logits_adv: Tensor) -> Tensor:
     """KL(p || p'): gradients flow through both."""
     log_p = F.log_softmax(wide(logits), dim=1)

@@ -168,8 +168,10 @@ def test_a_search_that_does_not_compile_runs_as_it_is(kind):
         error = RuntimeError("no compiler here")
         raise InductorError(error, None) if kind == "inductor" else error
 
-    forward = lambda graph, _: make_boxed_func(graph.forward)  # noqa: E731
-    broken = aot_autograd(fw_compiler=forward, bw_compiler=fails) if kind == "backward" else fails
+    def works(graph, _inputs):
+        return make_boxed_func(graph.forward)
+
+    broken = aot_autograd(fw_compiler=works, bw_compiler=fails) if kind == "backward" else fails
     model, x = network("cnn").eval(), torch.rand(32, 3, 32, 32)
     with pytest.warns(WidemarginWarning, match="the search does not compile .*no compiler here"):
         quick = compiled(channels_last_copy(model), x, broken)

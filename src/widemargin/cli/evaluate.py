@@ -29,6 +29,7 @@ from widemargin.cli.evaluation_options import (
 )
 from widemargin.cli.evaluation_table import print_report
 from widemargin.cli.interrupted import told
+from widemargin.cli.split_option import check_split
 from widemargin.config import EvaluationConfig
 from widemargin.data import ImageSet, load
 from widemargin.errors import InputError
@@ -103,9 +104,7 @@ def _case(
     device: torch.device,
 ) -> tuple[Judgeable, ImageSet]:
     """The model and the images to judge it on, on the device."""
-    choice("", "--split", split, ("test", "validation"))
-    if dataset is not None and split == "validation":
-        raise InputError("--split validation is of the run's own data; leave out --dataset")
+    check_split(split, dataset, ("test", "validation"))
     if dataset is not None and Path(target).is_file():  # weights may not say what images they want
         data = load(dataset, "test", data_dir=data_dir, limit=limit)
         found = load_judgeable(target, image_shape=data.image_shape, head_scale=head_scale)
@@ -155,8 +154,7 @@ def _test(subject: Judgeable, dataset: str | None, data_dir: str | None, limit: 
 def _held_out(subject: Judgeable, data_dir: str | None, limit: int | None) -> ImageSet:
     if subject.target is None:
         raise InputError("--split validation: only a run of ours says which images it held out; use --split test")
-    images = held_out_images(subject.target.description.run_config(), data_dir=data_dir)
-    return images if limit is None else images.first(limit)
+    return held_out_images(subject.target.description.run_config(), data_dir=data_dir, limit=limit)
 
 
 def _plan(

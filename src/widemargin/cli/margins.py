@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from widemargin import randomness
 from widemargin.checks import choice
 from widemargin.cli.arguments import DataDir, Device, Json, Limit, TargetArgument
+from widemargin.cli.split_option import check_split
 from widemargin.data import ImageSet, in_order, load
 from widemargin.errors import InputError
 from widemargin.evaluation import MeasuredMargins, Target, load_target, measure_margins
@@ -48,7 +49,7 @@ def margins(
     device: Device = "auto",
 ) -> None:
     """Effective margins: mean, spread and quantiles, over all and over correctly classified images, and a histogram."""
-    choice("", "--split", split, ("train", "validation", "test"))
+    check_split(split, dataset, ("train", "validation", "test"))
     choice("", "--at", at, ("clean", "adversarial"))
     choice("", "--norm", norm, tuple(THREATS))
     if picture is not None and picture.suffix != ".png":
@@ -75,17 +76,14 @@ def margins(
 
 def _images(target: Target, split: str, dataset: str | None, limit: int | None, data_dir: str | None) -> ImageSet:
     """The images of that split; of the run's own data, ``train`` is what it was trained on, nothing held out."""
-    if split == "validation" and dataset is not None:
-        raise InputError("--split validation is of the run's own data; leave out --dataset")
     if split == "test" or dataset is not None:
         name = dataset or str(target.description.config["data"]["name"])
         return load(name, "train" if split == "train" else "test", data_dir=data_dir, limit=limit)
     config = target.description.run_config()
     if split == "validation":
-        images = held_out_images(config, data_dir=data_dir)
-    else:
-        images = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=torch.device("cpu")).train
-    return images if limit is None else images.first(limit)
+        return held_out_images(config, data_dir=data_dir, limit=limit)
+    train = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=torch.device("cpu")).train
+    return train if limit is None else train.first(limit)
 
 
 def _perturb(target: Target) -> Perturb:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from widemargin.attacks import PGD
 from widemargin.evaluation.accuracy import predicted
+from widemargin.losses import lead_of_another
 from widemargin.threat import Threat
 
 STEPS, SHARE = 10, 0.05
@@ -22,13 +23,7 @@ def pushed(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, threat: Threat
     for _ in range(STEPS):
         if not len(left):
             break
-        point[left] = step(model, x[left], y[left], goal=_lead, start=point[left])
+        point[left] = step(model, x[left], y[left], goal=lead_of_another, start=point[left])
         with torch.no_grad():
             left = left[predicted(model(point[left]), y[left])]
     return point
-
-
-def _lead(logits: Tensor, y: Tensor) -> Tensor:
-    """(B,): by how much the largest other logit exceeds the label's."""
-    label = logits.gather(1, y[:, None])[:, 0]
-    return logits.scatter(1, y[:, None], -torch.inf).amax(1) - label

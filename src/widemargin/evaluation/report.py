@@ -61,7 +61,7 @@ class Report:
     count: int
     files: Path | None = None
     refuted: int = 0
-    """Images that AutoAttack found with TF32 and that are not adversarial in float32."""
+    """What parts of AutoAttack found with TF32 and is not adversarial in float32, an image once for each part."""
     again: int = 0
     """Images whose distances were searched again in float32."""
     curves: dict[str, list[dict[str, Any]]] = field(default_factory=dict)

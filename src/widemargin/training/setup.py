@@ -62,12 +62,12 @@ def load_splits(config: DataConfig, *, seed: int, data_dir: str | None, device: 
     return Splits(train=train.to(device), validation=validation, test=test.to(device))
 
 
-def held_out_images(config: RunConfig, *, data_dir: str | None) -> ImageSet:
+def held_out_images(config: RunConfig, *, data_dir: str | None, limit: int | None = None) -> ImageSet:
     """The images that a run did not train on and chose its best weights by; refused where it held out none."""
     splits = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=torch.device("cpu"))
     if splits.validation is None:
         raise InputError("--split validation: this run held out no images (data.held_out is 0); use --split test")
-    return splits.validation
+    return splits.validation if limit is None else splits.validation.first(limit)
 
 
 def make_augmentation(config: DataConfig) -> Augmentation:
