@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from widemargin.errors import InputError
 
@@ -22,6 +23,7 @@ def check_images(owner: str, x: Tensor) -> None:
 
 def check_batch(owner: str, x: Tensor) -> None:
     """A batch of images is floating point, has a batch axis and at least one sample."""
+    _check_tensor(owner, "images", x)
     if not x.is_floating_point():
         raise InputError(f"{owner}: images must be floating point in [0, 1], got {x.dtype}; divide by 255 first")
     if x.dim() < 2 or x.shape[0] == 0:
@@ -38,6 +40,13 @@ def check_range(owner: str, x: Tensor) -> None:
         )
 
 
+def _check_tensor(owner: str, name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise InputError(
+            f"{owner}: {name} must be a torch.Tensor, got {type(value).__name__}; convert them with torch.as_tensor"
+        )
+
+
 def usable(x: Tensor) -> Tensor:
     """The images, or a copy of those made under ``torch.inference_mode()``, which cannot be differentiated."""
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
@@ -45,6 +54,7 @@ def usable(x: Tensor) -> Tensor:
 
 def check_labels(owner: str, y: Tensor, *, batch: int, num_classes: int | None = None) -> None:
     """Labels must be (B,) integers; with ``num_classes``, on the CPU, in range as well."""
+    _check_tensor(owner, "labels", y)
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):
         raise InputError(f"{owner}: labels must be integers of shape ({batch},), got {y.dtype} {tuple(y.shape)}")
     if num_classes is not None and y.device.type == "cpu":
@@ -63,6 +73,8 @@ def check_model(owner: str, model: object) -> None:
             f"{owner}: the model comes first and must be a torch.nn.Module, got {type(model).__name__}; "
             "put a function into a module's forward"
         )
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise InputError(f"{owner}: the model has lazy layers without weights yet; call it once on a batch first")
 
 
 def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:

@@ -11,7 +11,8 @@ that, and ``differentiable_twice()`` repairs them while a model's own, unchanged
 - batch norm in training mode, or without running statistics, couples the samples: a per-sample input gradient does not
   exist. Refused.
 - ``hardsigmoid`` has no second derivative at all; as a clamp it has.
-- fused attention and torch.compile have no second derivative: the plain operators run instead.
+- fused attention and torch.compile have no second derivative, and checkpointed parts would run again later, in another
+  mode: the plain operators run instead (``plain_operators``).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,16 +22,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from widemargin.errors import InputError
+from widemargin.plain_operators import plain_operators
 
 
 @contextmanager
 def differentiable_twice() -> Iterator[None]:
     """Within it, forwards are eager and their graphs can be differentiated twice."""
-    with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), _Rewrite():
+    with plain_operators(), _Rewrite():
         yield
 
 
@@ -56,9 +57,9 @@ def refuse_coupling_batch_norm(training: bool, running_mean: Tensor | None, runn
     """Batch norm over the batch itself couples its samples."""
     if training or running_mean is None or running_var is None:
         raise InputError(
-            "the model has a batch norm without running statistics (track_running_stats=False, or a forward that "
-            "forces training=True); it couples the samples of a batch, so per-sample input gradients do not exist. "
-            "Use running statistics or another normalization"
+            "the model has a batch norm without running statistics (track_running_stats=False, a forward that forces "
+            "training=True, or a model traced in training mode); it couples the samples of a batch, so per-sample "
+            "input gradients do not exist. Use running statistics or another normalization"
         )
 
 

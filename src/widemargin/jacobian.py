@@ -12,6 +12,7 @@ from widemargin.checks import check_batch, check_count, check_logits, check_mode
 from widemargin.double_backward import differentiable_twice
 from widemargin.errors import InputError
 from widemargin.modes import evaluating, without_ddp
+from widemargin.scripted import refuse_coupling_scripts
 
 
 def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor, Tensor]:
@@ -22,6 +23,7 @@ def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor,
     check_model(owner, model)
     check_batch(owner, x)
     model = without_ddp(model)
+    refuse_coupling_scripts(model)
     leaf = usable(x).detach().requires_grad_(True)
     with evaluating(model), differentiable_twice():
         logits = model(leaf)

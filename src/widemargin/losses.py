@@ -31,7 +31,7 @@ def wide(logits: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """CE: -log softmax(z)_y."""
-    return F.cross_entropy(wide(logits), y, reduction="none")
+    return F.cross_entropy(wide(logits), y.long(), reduction="none")
 
 
 def lead_of_another(logits: Tensor, y: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def hypersphere(cosines: Tensor, y: Tensor, scale: float, margin: float) -> Tens
 
 def hypersphere_logits(cosines: Tensor, y: Tensor, scale: float, margin: float) -> Tensor:
     """(B, K): s (cos - m onehot(y)), what HE's training cross-entropy sees."""
-    return scale * (cosines - margin * F.one_hot(y, cosines.shape[1]).to(cosines.dtype))
+    return scale * (cosines - margin * _one_hot(y, cosines).to(cosines.dtype))
 
 
 def large_margin_logits(features: Tensor, weight: Tensor, y: Tensor, margin: int, annealing: float | Tensor) -> Tensor:
@@ -157,11 +157,11 @@ def large_margin_logits(features: Tensor, weight: Tensor, y: Tensor, margin: int
             f"large_margin_logits: margin must be one of {', '.join(map(str, _MULTIPLE_ANGLE))}, got {margin!r}"
         )
     logits = wide(features @ weight.T)
-    lengths: Tensor = torch.linalg.vector_norm(weight[y], dim=1) * torch.linalg.vector_norm(features, dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(weight[y.long()], dim=1) * torch.linalg.vector_norm(features, dim=1)
     own = _of_label(logits, y)
     cosine = own / (lengths + 1e-10)
     target = lengths * (annealing * cosine + _psi(cosine, margin)) / (1 + annealing)
-    return logits + F.one_hot(y, logits.shape[1]).to(logits.dtype) * (target - own).unsqueeze(1)
+    return logits + _one_hot(y, logits).to(logits.dtype) * (target - own).unsqueeze(1)
 
 
 def _psi(cosine: Tensor, margin: int) -> Tensor:
@@ -181,9 +181,13 @@ _MULTIPLE_ANGLE: dict[int, Callable[[Tensor], Tensor]] = {
 
 
 def _of_label(values: Tensor, y: Tensor) -> Tensor:
-    return values.gather(1, y.unsqueeze(1)).squeeze(1)
+    return values.gather(1, y.long().unsqueeze(1)).squeeze(1)
 
 
 def _largest_wrong(values: Tensor, y: Tensor) -> Tensor:
-    own = F.one_hot(y, values.shape[1]).bool()
-    return values.masked_fill(own, -torch.inf).amax(1)
+    return values.masked_fill(_one_hot(y, values).bool(), -torch.inf).amax(1)
+
+
+def _one_hot(y: Tensor, values: Tensor) -> Tensor:
+    """(B, K), for labels of any whole type."""
+    return F.one_hot(y.long(), values.shape[1])

@@ -1,7 +1,7 @@
 """Run a model in another mode and put every flag back, submodule by submodule.
 
 ``model.train(was_training)`` would not do: a user may keep one frozen batch norm in evaluation mode inside a model that
-trains, and that must survive. Nor is ``train`` called on the way in: a module's own may do more, such as merging
+trains, and that must survive. Nor is ``eval`` called on the way in: a module's own may do more, such as merging
 weights for evaluation, which would have to be undone before a gradient is taken. Flags are set, and nothing else.
 """
 
@@ -18,11 +18,11 @@ Buffers = list[tuple[nn.Module, str, Tensor]]
 
 @contextmanager
 def in_mode(model: nn.Module, mode: ModelMode) -> Iterator[None]:
-    """Put every submodule into evaluation mode, then restore each one's own flag.
+    """Run the model in ``mode``, then restore every submodule's own flag.
 
-    In training mode a model that trains stays as it is, with what its user has frozen; another one is switched.
+    For "train", a model that trains already stays as it is, with what its user has frozen; another one is switched.
     """
-    before = [(module, module.training) for module in model.modules()]
+    before = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
     try:
         if mode == "eval":
             for module, _ in before:

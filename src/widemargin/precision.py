@@ -1,21 +1,25 @@
 """TF32, on purpose: published numbers are plain float32, training may be quicker, and no thread changes another's.
 
-The switches belong to the whole process. Threads that want them alike share them; one that wants them otherwise waits,
-and holds nothing while it does, so that two which change over to each other's setting do not wait for ever.
+The switches belong to the whole process. Threads that want the same setting run together. A thread that wants the
+other one waits and gives up its own hold meanwhile; otherwise two threads that change over to each other's setting
+would wait for ever.
+
+Torch has two ways to ask, ``allow_tf32`` and ``fp32_precision``, and refuses to read the first where the second said
+something that it cannot express. The first is used where it can be read.
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from widemargin.errors import InputError
-
-Switches = tuple[bool, bool]
-"""Whether convolutions, and whether matrix products, may use TF32."""
+Switches = tuple[bool | str, bool | str]
+"""Whether convolutions, and whether matrix products, may use TF32: as ``allow_tf32`` or as ``fp32_precision``."""
 FULL: Switches = (False, False)
 TF32: Switches = (True, True)
+NEWER: dict[bool | str, str] = {False: "ieee", True: "tf32"}
 
 
 @contextmanager
@@ -37,6 +41,16 @@ def as_the_user_has_it() -> Iterator[None]:
     """The user's own settings, which nobody changes meanwhile."""
     with _held(None):
         yield
+
+
+def convolutions_use_tf32() -> bool:
+    """Whether they do now."""
+    return _read()[0] in (True, "tf32")
+
+
+def products_use_tf32() -> bool:
+    """Whether matrix products do now."""
+    return _read()[1] in (True, "tf32")
 
 
 _changed = threading.Condition()
@@ -63,7 +77,7 @@ def _held(wanted: Switches | None) -> Iterator[None]:
 
 def _take(me: int, wanted: Switches | None) -> None:
     global _users
-    _changed.wait_for(lambda: not _held_by or _read() == _resolved(wanted))
+    _changed.wait_for(lambda: not _held_by or _resolved(wanted) in _held_by.values())
     if not _held_by:
         _users = _read()
     _held_by[me] = _resolved(wanted)
@@ -80,19 +94,24 @@ def _let_go(me: int) -> Switches | None:
 
 
 def _resolved(wanted: Switches | None) -> Switches:
-    return _users if wanted is None else wanted
+    """In the way that the user's own settings are read."""
+    if wanted is None:
+        return _users
+    convolutions, products = (NEWER.get(value, str(value)) for value in wanted)
+    return (convolutions, products) if isinstance(_users[0], str) else wanted
 
 
 def _read() -> Switches:
     try:
         return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    except RuntimeError:  # torch does not mix its two ways of asking
-        raise InputError(
-            "TF32 is set by torch's fp32_precision here, which this package cannot read; set "
-            "torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32 instead"
-        ) from None
+    except RuntimeError:  # said in the newer way
+        backends: Any = torch.backends
+        return backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision
 
 
 def _set(wanted: Switches) -> None:
-    if wanted != _read():
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = wanted
+    backends: Any = torch.backends
+    if isinstance(wanted[0], str):
+        backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision = wanted
+    elif wanted != _read():
+        backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = wanted

@@ -139,3 +139,24 @@ def test_quantiles_of_more_margins_than_torch_sorts_for_its_own() -> None:
     found = summarize(torch.arange(count, dtype=torch.float32).flip(0)).quantiles
     assert found["0.05"] == pytest.approx(0.05 * count, rel=1e-3)
     assert found["0.5"] == pytest.approx(0.5 * count, rel=1e-3)
+
+
+class Masked(nn.Module):
+    """Rules classes out by a logit of minus infinity, or nearly."""
+
+    def __init__(self, floor: float) -> None:
+        super().__init__()
+        self.model, self.floor = linear(), floor
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.model(x)
+        return torch.cat([logits[:, :3], torch.full_like(logits[:, 3:], self.floor)], dim=1)
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_a_class_that_is_ruled_out_is_no_neighbor(norm):
+    x, y = images(20, 1, 3, 4), labels(20, 3)
+    margin = effective_margin(Masked(-math.inf), x, y, norm)
+    assert margin.isfinite().all()
+    torch.testing.assert_close(margin, effective_margin(Masked(-1e30), x, y, norm))
+    assert (effective_margin(Masked(-math.inf), x, torch.full_like(y, 3), norm) == -math.inf).all()

@@ -322,3 +322,25 @@ def test_trades_names_a_model_that_returns_more_than_logits():
         Trades(attack=PGD(eps=0.1, step_size=0.05, steps=2, random_start="gaussian"), beta=6.0)(
             Nets(model), images(3, 1, 3, 5), labels(3, 4), epoch=0
         )
+
+
+@pytest.mark.parametrize("use", USES[:-1])
+def test_what_is_no_tensor_is_named(use):
+    model, x, y = relu_net(num_classes=4), images(3, 1, 3, 5), labels(3, 4)
+    if use is not USES[2]:  # an evaluation has its own words for data
+        with pytest.raises(InputError, match=r"images must be a torch\.Tensor, got ndarray"):
+            use(model, x.numpy(), y)
+
+
+def test_labels_that_are_no_tensor_are_named():
+    model, x = relu_net(num_classes=4), images(3, 1, 3, 5)
+    for use in USES[:2]:
+        with pytest.raises(InputError, match=r"labels must be a torch\.Tensor, got list"):
+            use(model, x, [0, 1, 2])
+
+
+@pytest.mark.parametrize("use", USES)
+def test_lazy_layers_without_weights_are_named(use):
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(4)).double()
+    with pytest.raises(InputError, match="call it once on a batch first"):
+        use(model, images(3, 1, 3, 5), labels(3, 4))

@@ -4,9 +4,16 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 
-from widemargin.errors import InputError
-from widemargin.precision import allowing_tf32, as_the_user_has_it, full_float32
+from widemargin import effective_margin
+from widemargin.precision import (
+    allowing_tf32,
+    as_the_user_has_it,
+    convolutions_use_tf32,
+    full_float32,
+    products_use_tf32,
+)
 
 
 def switches() -> tuple[bool, bool]:
@@ -122,15 +129,41 @@ def test_leaving_an_inner_block_does_not_change_what_another_thread_shares(users
     assert seen == [(False, False)]
 
 
-def test_the_newer_way_of_asking_is_told(monkeypatch):
-    class Mixed:
-        @property
-        def allow_tf32(self):
-            raise RuntimeError("you have mixed the two ways")
+@pytest.fixture
+def newer():
+    """(convolutions, products) as ``fp32_precision`` has them; put back after the test."""
 
-    monkeypatch.setattr(torch.backends.cuda, "matmul", Mixed())
-    with pytest.raises(InputError, match="fp32_precision"), full_float32():
-        pass
+    def read():
+        return torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+
+    before = read()
+    yield read
+    torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("said", [("ieee", "tf32"), ("tf32", "tf32"), ("none", "ieee")])
+def test_what_was_said_by_fp32_precision_is_followed_and_put_back(newer, said):
+    torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision = said
+    with pytest.raises(RuntimeError):  # torch's older way cannot say this
+        switches()
+    with full_float32():
+        assert newer() == ("ieee", "ieee")
+        with allowing_tf32():
+            assert newer() == ("tf32", "tf32")
+            with as_the_user_has_it():
+                assert newer() == said
+                assert convolutions_use_tf32() == (said[0] == "tf32")
+                assert products_use_tf32() == (said[1] == "tf32")
+        assert newer() == ("ieee", "ieee")
+    assert newer() == said
+
+
+def test_margins_do_not_depend_on_how_tf32_was_asked_for(newer):
+    model, x, y = nn.Linear(6, 3), torch.rand(4, 6), torch.tensor([0, 1, 2, 0])
+    expected = effective_margin(model, x, y)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert torch.equal(effective_margin(model, x, y), expected)
+    assert newer()[1] == "tf32"
 
 
 def run_all(targets):

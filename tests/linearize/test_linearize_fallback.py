@@ -24,7 +24,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from oracles import images, labels, relu_net, seeded, smooth_net
-from widemargin import ApproximateEMR, ExactEMR, InputError
+from widemargin import ApproximateEMR, ExactEMR, InputError, effective_margin
 
 
 def made_up(forward: Callable[[Any, Tensor], Tensor]) -> type[Function]:
@@ -288,3 +288,77 @@ def test_labels_are_still_checked() -> None:
     with pytest.raises(InputError, match=r"labels must be in 0\.\.3"):
         PENALTIES["input gradient"](relu_net(), images(3, 1, 3, 5), labels(3, 4) + 3)
     assert is_recorded(relu_net(), images(3, 1, 3, 5))
+
+
+@pytest.mark.parametrize("generated", [True, False])
+def test_a_buffer_that_carries_a_gradient(generated: bool) -> None:
+    """Weights that a part of the model makes and keeps as a buffer, or a buffer that is itself trained."""
+
+    class Generated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.generator = nn.Linear(5, 6), nn.Linear(4, 18)
+            self.register_buffer("weight", torch.randn(3, 6))
+
+        def make(self) -> None:
+            ones = torch.ones(4, dtype=torch.float64)
+            self.weight = self.generator(ones).view(3, 6) if generated else self.weight.requires_grad_(True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(torch.relu(self.body(x)), self.weight)
+
+    model, x = seeded(0, Generated), images(3, 5)
+    model.make()
+    trained = model.generator.weight if generated else model.weight
+    assert not is_recorded(model, x)
+    for name, expected in penalties_slowly(model, x).items():
+        found, right = (
+            torch.autograd.grad(penalty.sum(), trained, retain_graph=True)[0]
+            for penalty in (penalty_of(name, model, x), expected)
+        )
+        torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_frozen_parameters_that_are_not_read_may_change(name: str) -> None:
+    """A momentum encoder, say, which the next training pass moves."""
+
+    class Followed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.follower = relu_net(num_classes=3), nn.Linear(3, 3).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+    model, x = Followed(), images(3, 1, 3, 5)
+    expected = uneven_gradients(model, penalty_of(name, model, x))
+    penalty = penalty_of(name, model, x)
+    with torch.no_grad():
+        model.follower.weight.mul_(0.5)
+    found = uneven_gradients(model, penalty)
+    assert all(torch.equal(found[key], right) for key, right in expected.items())
+
+
+@pytest.mark.parametrize("kind", ["scripted", "traced", "traced in training mode"])
+def test_scripted_batch_norm_that_couples_samples_is_refused(kind: str) -> None:
+    tracks = kind == "traced in training mode"
+    parts = nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2, track_running_stats=tracks), nn.Flatten(), nn.Linear(16, 3)
+    model, x = nn.Sequential(*parts).double().train(tracks), images(3, 1, 3, 5)
+    made = torch.jit.script(model) if kind == "scripted" else torch.jit.trace(model, x, check_trace=False)
+    before = {key: value.clone() for key, value in made.state_dict().items()}
+    for whole in (made, nn.Sequential(made)):
+        for use in (
+            lambda whole=whole: ApproximateEMR()(whole, x),
+            lambda whole=whole: ApproximateEMR().value(whole, x),
+            lambda whole=whole: effective_margin(whole, x, labels(3, 3)),
+        ):
+            with pytest.raises(InputError, match="couples the samples"):
+                use()
+    assert all(torch.equal(value, before[key]) for key, value in made.state_dict().items())
+
+
+def test_a_frozen_script_has_no_mode() -> None:
+    model, x = seeded(0, lambda: net(nn.Linear(5, 6), nn.BatchNorm1d(6), shape=(5,))).eval(), images(3, 5)
+    frozen = torch.jit.freeze(torch.jit.script(model))
+    torch.testing.assert_close(ApproximateEMR().value(frozen, x), ApproximateEMR().value(model, x))

@@ -131,6 +131,20 @@ def test_the_value_of_every_sample(name: str, batch: int, classes: int) -> None:
     assert fast(*inputs).shape == (batch,)
 
 
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.uint8])
+def test_labels_of_any_whole_type(name: str, kind: torch.dtype) -> None:
+    fast, (*logits, y) = FORMULAS[name][1], logits_of(5, 10)
+    assert torch.equal(fast(*logits, y.to(kind)), fast(*logits, y))
+
+
+def test_large_margin_logits_for_labels_of_any_whole_type() -> None:
+    features, weight, y = torch.rand(5, 3), torch.rand(4, 3), torch.tensor([0, 1, 2, 3, 0])
+    expected = losses.large_margin_logits(features, weight, y, 4, 0.0)
+    assert torch.equal(losses.large_margin_logits(features, weight, y.to(torch.int32), 4, 0.0), expected)
+    assert torch.equal(losses.large_margin_logits(features, weight, y.to(torch.uint8), 4, 0.0), expected)
+
+
 @pytest.mark.parametrize("name", PLAIN)
 def test_without_label_logits_the_prediction_is_judged(name: str) -> None:
     z, a, o, y = logits_of(5, 10)

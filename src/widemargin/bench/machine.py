@@ -2,6 +2,8 @@
 
 import torch
 
+from widemargin.precision import convolutions_use_tf32, products_use_tf32
+
 
 def describe_device(device: torch.device) -> str:
     """The GPU's name, or the CPU with its threads."""
@@ -15,6 +17,6 @@ def tf32_settings(device: torch.device) -> dict[str, bool]:
     """Whether float32 convolutions and products may use TF32 here, as torch has it set."""
     gpu = device.type == "cuda"
     return {
-        "convolutions": gpu and torch.backends.cudnn.allow_tf32,
-        "products": gpu and torch.backends.cuda.matmul.allow_tf32,
+        "convolutions": gpu and convolutions_use_tf32(),
+        "products": gpu and products_use_tf32(),
     }

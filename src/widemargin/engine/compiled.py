@@ -104,6 +104,10 @@ class CompiledStages:
         """The number of the logits."""
         return tape.layout.output
 
+    def reads(self, tape: Recorded) -> frozenset[str]:
+        """The names of the parameters that the tape reads."""
+        return tape.layout.reads
+
     def _own(self) -> tuple[list[str], list[Tensor]]:
         named = dict(self._network.named_parameters()) | dict(self._network.named_buffers())
         wanted = {f"network.{name}": tensor.detach() for name, tensor in named.items()}
@@ -180,7 +184,7 @@ def _with_tensors(tape: Tape, own: Sequence[Tensor], made: Sequence[Tensor]) -> 
 
 def _changed(tape: Tape, kind: type, change: Callable[[Any], Any]) -> Tape:
     entries = [Entry(entry.inputs, entry.output, _changed_layer(entry.layer, kind, change)) for entry in tape.entries]
-    return Tape(entries, tape.output)
+    return replace(tape, entries=entries)
 
 
 def _changed_layer(layer: Any, kind: type, change: Callable[[Any], Any]) -> Any:

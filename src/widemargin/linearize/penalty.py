@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from widemargin.linearize.layers import Gradients
+from widemargin.linearize.once import differentiable_once
 from widemargin.linearize.stages import Stages
 from widemargin.linearize.sweeps import add_gradients
 
@@ -52,9 +53,11 @@ class _SquaredProducts(torch.autograd.Function):
         constant: bool,
         *parameters: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(x, *parameters)  # one of them changed before backward() raises
         ctx.stages, ctx.names = stages, names
         logits, ctx.tape = stages.record(x, keep_activations=not constant)
+        named = dict(zip(names, parameters, strict=True))
+        ctx.read = [name for name in names if name in stages.reads(ctx.tape)]
+        ctx.save_for_backward(x, *(named[name] for name in ctx.read))  # one of them changed before backward() raises
         ctx.logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         ctx.cotangents = None if constant else cotangents
         vectors = cotangents(ctx.logits).to(logits.dtype)
@@ -69,9 +72,10 @@ class _SquaredProducts(torch.autograd.Function):
         return total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
-        _, *parameters = ctx.saved_tensors
+        _, *read = ctx.saved_tensors
+        types = {name: parameter.dtype for name, parameter in zip(ctx.read, read, strict=True)}
         gradients: Gradients = {}
         with torch.autocast(weights.device.type, enabled=False):
             for chunk, kept, adjoints in ctx.chunks:
@@ -79,10 +83,7 @@ class _SquaredProducts(torch.autograd.Function):
                 add_gradients(gradients, _weight_gradients(ctx, g, adjoints, weights))
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.tape, ctx.chunks, ctx.logits  # as torch frees what it saved
-        found = [
-            gradients[name].to(parameter.dtype) if name in gradients else None
-            for name, parameter in zip(ctx.names, parameters, strict=True)
-        ]
+        found = [gradients[name].to(types[name]) if name in gradients else None for name in ctx.names]
         return (None,) * 6 + tuple(found)
 
 

@@ -19,6 +19,7 @@ from widemargin.linearize.layers import Slopes
 from widemargin.linearize.nests import mapped, tensors_in
 from widemargin.linearize.operators import Operator
 from widemargin.linearize.rules import Call, Layer, NotLinear, layer_of
+from widemargin.plain_operators import plain_operators
 
 _REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__get__
 
@@ -38,6 +39,8 @@ class Tape:
 
     entries: list[Entry]
     output: int
+    reads: frozenset[str]
+    """The names of the parameters that they read, frozen ones too."""
 
     @property
     def curved(self) -> bool:
@@ -46,7 +49,7 @@ class Tape:
 
     def forget_activations(self) -> "Tape":
         """Keep what the straight sweeps need and drop the rest."""
-        return Tape([replace(entry, layer=entry.layer.forget()) for entry in self.entries], self.output)
+        return replace(self, entries=[replace(entry, layer=entry.layer.forget()) for entry in self.entries])
 
 
 def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor, Tape]:
@@ -57,11 +60,11 @@ def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor
     _check_hooks(model)
     recorder = _Recorder(model, x, trained)
     try:
-        with torch.compiler.set_stance("force_eager"), torch.enable_grad(), recorder:
+        with plain_operators(), torch.enable_grad(), recorder:
             logits = recorder.now(model(recorder.images))
     except (RuntimeError, AssertionError) as error:  # such as a hook on an activation: here it has no graph
         raise NotLinear(f"the forward pass: {error}") from None
-    tape = _careful(_needed(Tape(recorder.entries, recorder.finish(logits))))
+    tape = _careful(_needed(Tape(recorder.entries, recorder.finish(logits), frozenset(recorder.read))))
     _check_trains(tape)
     if any(isinstance(entry.layer, Operator) for entry in tape.entries):
         _check_transforms()
@@ -98,18 +101,18 @@ def _needed(tape: Tape) -> Tape:
         if entry.output in wanted:
             wanted |= set(entry.inputs)
             entries.append(entry)
-    return Tape(entries[::-1], tape.output)
+    return replace(tape, entries=entries[::-1])
 
 
 def _careful(tape: Tape) -> Tape:
-    """A curved operator may have an infinite slope, and a ReLU that follows must stop it: no product of it and zero."""
+    """A curved operator may have an infinite slope: a ReLU behind it must give 0, where a product would give NaN."""
     if not tape.curved:
         return tape
     entries = [
         replace(entry, layer=replace(entry.layer, strict=True)) if isinstance(entry.layer, Slopes) else entry
         for entry in tape.entries
     ]
-    return Tape(entries, tape.output)
+    return replace(tape, entries=entries)
 
 
 class _Recorder(TorchFunctionMode):
@@ -126,8 +129,10 @@ class _Recorder(TorchFunctionMode):
         named = dict(model.named_parameters())
         self.number: dict[int, int] = {id(self.images): 0}
         self.parameters = {id(p): name for name, p in named.items() if name in trained}
-        self.weights = {id(p) for p in named.values()}
-        self.constants = {id(tensor) for tensor in [*model.buffers(), *named.values()]} - self.parameters.keys()
+        self.weights = {id(p): name for name, p in named.items()}
+        fixed = [buffer for buffer in model.buffers() if not buffer.requires_grad]  # others may come from parameters
+        self.constants = {id(tensor) for tensor in [*fixed, *named.values()]} - self.parameters.keys()
+        self.read: set[str] = set()
         self.replaced: dict[int, Tensor] = {}
         self.aliased: set[int] = {id(self.images)}
         self.alive: list[Any] = [self.images, *named.values(), *model.buffers()]
@@ -206,7 +211,9 @@ class _Recorder(TorchFunctionMode):
             result = call.result
         if not any(result is tensor for tensor in tensors):
             self._enter(result, [tensor for tensor in tensors if self._depends(tensor)], layer)
-        self.versions += [(tensor, _version(tensor)) for tensor in tensors if id(tensor) in self.weights]
+        read = [tensor for tensor in tensors if id(tensor) in self.weights]
+        self.read |= {self.weights[id(tensor)] for tensor in read}
+        self.versions += [(tensor, _version(tensor)) for tensor in read]
         return result
 
     def _enter(self, result: Tensor, inputs: list[Tensor], layer: Layer) -> None:

@@ -33,6 +33,10 @@ class Stages(Protocol):
         """The number of the logits."""
         ...
 
+    def reads(self, tape: Any) -> frozenset[str]:
+        """The names of the parameters that the tape reads."""
+        ...
+
 
 @dataclass(frozen=True)
 class PlainStages:
@@ -61,3 +65,7 @@ class PlainStages:
     def output(self, tape: Tape) -> int:
         """The number of the logits."""
         return tape.output
+
+    def reads(self, tape: Tape) -> frozenset[str]:
+        """The names of the parameters that the tape reads."""
+        return tape.reads

@@ -55,7 +55,8 @@ def _lengths(rows: Tensor, norm: Norm) -> Tensor:
 
 def _nearest(logits: Tensor, own: Tensor, slopes: Tensor) -> Tensor:
     """(B, K) logits and slopes ||w_y - w_j|| -> (B,); a boundary that no move approaches is infinitely far."""
-    gaps = (logits * own).sum(1, keepdim=True) - logits
+    label = logits.masked_fill(~own.bool(), -torch.inf).amax(1, keepdim=True)
+    gaps = (label - logits).masked_fill(logits == -torch.inf, torch.inf)  # a class that is ruled out is no neighbor
     tiny = torch.finfo(slopes.dtype).tiny
     unreachable = torch.copysign(slopes.new_tensor(torch.inf), gaps)
     moves = (slopes > tiny) | slopes.isnan() | gaps.isnan()  # what is not a number stays none

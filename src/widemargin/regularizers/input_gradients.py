@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from widemargin.checks import check_batch, check_logits, check_model, usable
 from widemargin.jacobian import logits_and_leaf, vector_jacobian_products
 from widemargin.linearize import Cotangents, NotLinear, PlainStages, Stages, squared_lengths, squared_products
+from widemargin.linearize.once import differentiable_once
 from widemargin.modes import copied_buffers, evaluating, with_buffers, without_ddp
 from widemargin.regularizers.constancy import check_gradient_is_possible, trained_by
+from widemargin.scripted import refuse_coupling_scripts
 
 
 def squared_input_gradients(
@@ -29,6 +31,7 @@ def squared_input_gradients(
     check_batch(owner, x)
     model = without_ddp(model)
     check_gradient_is_possible(owner, model, x)
+    refuse_coupling_scripts(model)
     x = usable(x)
 
     def checked(logits: Tensor) -> Tensor:
@@ -106,7 +109,7 @@ class _Chunks(torch.autograd.Function):
         return _sum_of_chunks(*graph, chunks)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
         parameters, (logits, leaf) = ctx.saved_tensors, ctx.graph
         sums: list[Tensor | None] = [None] * len(parameters)

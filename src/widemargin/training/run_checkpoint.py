@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from widemargin.checkpoints import (
     PREVIOUS,
     Checkpoint,
@@ -29,6 +27,7 @@ from widemargin.config import RunConfig
 from widemargin.config_files import to_dict
 from widemargin.evaluation.target import BEST, LAST
 from widemargin.files import make_folder
+from widemargin.precision import convolutions_use_tf32
 from widemargin.training.log import Line, keep_until, read_metrics
 from widemargin.training.refusal import check_finite, refuse_not_finite
 from widemargin.training.selection import describe_selection
@@ -128,14 +127,14 @@ def _describe(state: TrainState, run: Run, which: Which, scores: Scores, *, aver
 
 
 def _whose_weights_count(config: RunConfig) -> RunConfig:
-    """The run whose own weights the averaged ones would be."""
+    """The configuration under which the averaged weights would be the run's own."""
     return config if config.averaging is None else replace(config, averaging=replace(config.averaging, beside=False))
 
 
 def _versions(state: TrainState, run: Run) -> dict[str, str]:
     """What made the numbers; defaults are not named."""
     found = software_versions() | {"engine": run.plan.describe()}
-    if run.splits.train.device.type == "cuda" and run.plan.precision == "float32" and torch.backends.cudnn.allow_tf32:
+    if run.splits.train.device.type == "cuda" and run.plan.precision == "float32" and convolutions_use_tf32():
         found["engine"] += ", convolutions with TF32, as torch has it by default"
     if run.options.on_nonfinite != "stop":
         found["on_nonfinite"] = run.options.on_nonfinite
