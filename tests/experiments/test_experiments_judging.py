@@ -68,9 +68,13 @@ def test_the_best_rows_are_judged_later_once_the_table_is_done(tmp_path, capsys)
     assert run(command) == 0
     said = capsys.readouterr()
     assert "3/4 mnist-mlp/st-wd0.01, seed 0, distance" in said.err
-    head, _, *rows = (tmp_path / "table1.md").read_text().splitlines()[-4:]
+    head, _, *rows, empty, first, second = (tmp_path / "table1.md").read_text().splitlines()[-7:]
     assert head.endswith("| autoattack |")
     assert not any(row.endswith("| - / - |") for row in rows)
+    assert empty == ""
+    assert first.startswith("- mnist-mlp/st-wd0.01, seed 0, distance: median distance ")
+    assert second.startswith("- mnist-mlp/at-wd0.01, seed 0, distance: median distance ")
+    assert first.removeprefix("- ") in said.out
     for folder in ("mnist-mlp-st-wd0.01", "mnist-mlp-at-wd0.01"):
         reports = {
             name: json.loads((tmp_path / folder / "seed-0" / name / "report.json").read_text())
@@ -103,7 +107,13 @@ def test_a_table_that_has_autoattack_is_judged_over_eps_and_at_8_255(tmp_path, m
     assert autoattack["eps"] == [{"written": "8/255", "value": 8 / 255}]
     assert autoattack["attacks"] == ["clean", "autoattack"]
     assert "autoattack/square" in autoattack["accuracy"]
-    assert (tmp_path / "resnet18.md").read_text().count("autoattack") == 1  # the table's own column is as it was
+    *above, eps_line, aa_line = (tmp_path / "resnet18.md").read_text().splitlines()
+    assert "\n".join(above).count("autoattack") == 1  # the table's own column is as it was
+    points = ", ".join(f"{over_eps['accuracy'][f'pgd100@{size}']:.2f} at {size}" for size in sizes)
+    assert eps_line == f"- cifar-resnet18/at, seed 0, eps: pgd100 {points}; 12 images"
+    found = autoattack["accuracy"]
+    numbers = f"clean {found['clean']:.2f}, autoattack {found['autoattack']:.2f}"
+    assert aa_line == f"- cifar-resnet18/at, seed 0, autoattack-8-255: {numbers} at eps 8/255; 12 images"
     assert run(command) == 0
     assert capsys.readouterr().err.count("done before") == 3
 

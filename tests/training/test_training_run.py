@@ -4,15 +4,17 @@ import json
 import tomllib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from widemargin import InputError
 from widemargin.checkpoints import load_checkpoint
-from widemargin.config import OptimizerConfig
+from widemargin.config import DataConfig, OptimizerConfig
 from widemargin.config_files import read_toml
 from widemargin.engine import Plan
+from widemargin.errors import WidemarginWarning
 from widemargin.files import write_text_whole
 from widemargin.training import begin, epoch, epoch_end, train
 from widemargin.training import run as run_module
@@ -186,6 +188,30 @@ def test_the_validation_split_is_taken_from_the_training_images_before_the_limit
     assert more.validation.images.equal(splits.validation.images)
     apart = torch.cdist(splits.validation.floats().flatten(1), more.train.floats().flatten(1))
     assert apart.min() > 0
+
+
+def own_data(path, *, size=8, labels=(0, 1, 2)):
+    """An .npz whose training images are 8 x 8 of three classes; the test images may be otherwise."""
+    rng = np.random.default_rng(0)
+    train, test = np.arange(30) % 3, np.resize(labels, 12)
+    images = [rng.random((len(part), side, side), dtype=np.float32) for part, side in ((train, 8), (test, size))]
+    np.savez(path, train_images=images[0], train_labels=train, test_images=images[1], test_labels=test)
+    return path
+
+
+def load_own(path):
+    return load_splits(DataConfig(name=str(path)), seed=0, data_dir=None, device=torch.device("cpu"))
+
+
+def test_test_images_of_another_shape_are_refused_before_training(tmp_path):
+    with pytest.raises(InputError, match=r"the test images are \(1, 7, 7\) .* training images \(1, 8, 8\)"):
+        load_own(own_data(tmp_path / "own.npz", size=7))
+
+
+def test_test_labels_that_no_training_image_has_are_told(tmp_path):
+    load_own(own_data(tmp_path / "alike.npz"))
+    with pytest.warns(WidemarginWarning, match=r"no training image has \(5, 7\)"):
+        load_own(own_data(tmp_path / "own.npz", labels=(0, 5, 7)))
 
 
 def test_the_schedule_drives_learning_rate_and_emr_weight(tiny, tmp_path):

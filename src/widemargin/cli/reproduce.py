@@ -1,7 +1,7 @@
 """``widemargin reproduce``: tables of the paper, row by row, beside the published numbers."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes.tables import all_tables
 from widemargin.reports.collection.table_text import head
 from widemargin.reports.comparison import Cell, compare, markdown
+from widemargin.reports.later import later_line
 from widemargin.training.setup import choose_device
 
 FAILED = 1
@@ -98,7 +99,7 @@ def reproduce(
         tasks += added
     for part in parts:
         if part.rows:
-            _report(part, out / f"{part.table.name}.md", quick)
+            _report(part, out / f"{part.table.name}.md", later.judgments, quick)
     _close(tasks, failures, console)
 
 
@@ -135,7 +136,7 @@ def _check_workers(workers: int, lanes: int | None) -> None:
         raise InputError(f"--lanes must be from 1 to --workers, which is {workers}; got {lanes}")
 
 
-def _report(part: Part, path: Path, quick: bool) -> None:
+def _report(part: Part, path: Path, judgments: Sequence[str], quick: bool) -> None:
     table, rows = part.table, part.rows
     results = [[found for job in part.work if job.row is row and (found := job.result()) is not None] for row in rows]
     columns = table.columns
@@ -146,14 +147,27 @@ def _report(part: Part, path: Path, quick: bool) -> None:
         for row, members in zip(rows, results, strict=True)
     ]
     note = "quick runs: the numbers mean nothing" if quick else ""
-    write_text_whole(path, markdown(table.title, columns, compared, note))
+    lines = list(_later_lines(part, [name for name in judgments if name not in columns]))
+    text = markdown(table.title, columns, compared, note)
+    write_text_whole(path, text + "".join(f"\n- {line}" for line in lines) + "\n" * bool(lines))
     title = f"{table.title}: ours / paper (difference)"
     shown = RichTable(Column("row", no_wrap=True), *map(head, columns), title=title, caption=note or None)
     for name, (_, cells) in zip(_short([name for name, _ in compared]), compared, strict=True):
         shown.add_row(name, *(cells[column].text() for column in columns))
     console = Console()
     console.print(shown)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(f"also in {path}", highlight=False)
+
+
+def _later_lines(part: Part, judgments: Sequence[str]) -> Iterator[str]:
+    """What later judgments found that is no column of the table."""
+    for name in judgments:
+        for job in part.work:
+            report = job.judged_with(name)
+            if report is not None:
+                yield f"{job.name}, {name}: {later_line(report)}"
 
 
 def _short(names: Sequence[str]) -> list[str]:

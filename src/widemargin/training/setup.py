@@ -1,5 +1,6 @@
 """From a configuration to the things training works on."""
 
+import warnings
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -8,7 +9,7 @@ import torch
 from widemargin import randomness
 from widemargin.config import DataConfig, RunConfig
 from widemargin.data import AUGMENTATIONS, Augmentation, Batches, ImageSet, load, stratified_split
-from widemargin.errors import InputError
+from widemargin.errors import InputError, WidemarginWarning
 from widemargin.models import build_model
 from widemargin.training.averaging import make_average
 from widemargin.training.state import TrainState, make_optimizer
@@ -23,10 +24,22 @@ class Splits:
     validation: ImageSet | None
     test: ImageSet
 
+    def __post_init__(self) -> None:
+        for name, part in (("validation", self.validation), ("test", self.test)):
+            if part is not None and _sizes(part) != _sizes(self.train):
+                raise InputError(
+                    f"{self.train.name}: the {name} images are {_sizes(part)}, the training images "
+                    f"{_sizes(self.train)}; one network takes both, so make them alike"
+                )
+
     def to(self, device: torch.device) -> "Splits":
         """The same images on a device."""
         validation = None if self.validation is None else self.validation.to(device)
         return Splits(train=self.train.to(device), validation=validation, test=self.test.to(device))
+
+
+def _sizes(data: ImageSet) -> str:
+    return f"{tuple(data.image_shape)} in {data.num_classes} classes"
 
 
 class Sizes(TypedDict):
@@ -53,6 +66,7 @@ def load_splits(config: DataConfig, *, seed: int, data_dir: str | None, device: 
     """Read the data and hold out the validation split before any limit, so that a limit does not move it."""
     train = load(config.name, "train", data_dir=data_dir)
     test = load(config.name, "test", data_dir=data_dir, limit=config.test_limit)
+    _note_unknown_classes(train, test)
     validation = None
     if config.held_out:
         kept, held = stratified_split(train.labels, held_out=config.held_out, seed=seed)
@@ -60,6 +74,19 @@ def load_splits(config: DataConfig, *, seed: int, data_dir: str | None, device: 
     if config.train_limit is not None:
         train = train.first(config.train_limit)
     return Splits(train=train.to(device), validation=validation, test=test.to(device))
+
+
+def _note_unknown_classes(train: ImageSet, test: ImageSet) -> None:
+    """Labels that were numbered otherwise for the two would make every test image wrong."""
+    unknown = sorted(set(test.labels.unique().tolist()) - set(train.labels.unique().tolist()))
+    if unknown:
+        named = ", ".join(map(str, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+        warnings.warn(
+            f"{train.name}: test images have labels that no training image has ({named}); are the classes numbered "
+            "alike in both?",
+            WidemarginWarning,
+            stacklevel=3,
+        )
 
 
 def held_out_images(config: RunConfig, *, data_dir: str | None, limit: int | None = None) -> ImageSet:
