@@ -1,4 +1,4 @@
-"""Train image classifiers whose decision boundary is far from the data, measure how far, and prove it."""
+"""Train image classifiers whose decision boundary is far from the data, measure how far, and test it under attack."""
 
 from importlib import import_module
 from importlib.util import find_spec

@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="widemargin",
-    help="Train image classifiers whose decision boundary is far from the data, measure how far, and prove it.",
+    help="Train image classifiers whose decision boundary is far from the data, measure how far, test it under attack.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -41,7 +41,7 @@ def common(
         typer.Option("--version", is_eager=True, callback=_version, help="Print the version and a digest of the code."),
     ] = False,
 ) -> None:
-    """Train image classifiers whose decision boundary is far from the data, measure how far, and prove it."""
+    """Train image classifiers whose decision boundary is far from the data, measure how far, test it under attack."""
     del version
     IMPORTED.clear()
     for name in modules or []:
