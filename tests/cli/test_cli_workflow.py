@@ -14,6 +14,7 @@ from widemargin.attacks import attack_named
 from widemargin.cli import demo as demo_module
 from widemargin.cli import main as main_module
 from widemargin.cli import margins as margins_module
+from widemargin.cli.own_attack import own_attack
 from widemargin.config import EMRConfig
 from widemargin.config_files import read_toml
 from widemargin.data import in_order, load
@@ -295,7 +296,7 @@ def test_margins_at_attacked_images_leave_batch_norm_alone(command, recipe, tmp_
     assert command("train", recipe, "--out", run, "--set", model, "--set", attack, "--set", "epochs=1").code == 0
     target = load_target(run)
     before = {name: buffer.clone() for name, buffer in target.model.named_buffers()}
-    data, perturb = load("mnist-embedded", "test", limit=40), margins_module._perturb(target)
+    data, perturb = load("mnist-embedded", "test", limit=40), own_attack(target).perturb
     assert len(list(margins_module._points(data, perturb, target.model))) == 2
     assert all(buffer.equal(before[name]) for name, buffer in target.model.named_buffers())
 
@@ -307,6 +308,8 @@ def test_margins_prints_a_table_and_puts_the_picture_beside_the_checkpoint(comma
     assert answer.code == 0
     assert is_picture(tmp_path / "margins-test-clean-linf.png")
     assert "effective margins (linf), tiny: test images, clean" in answer.text
+    assert "weights: last, the last step trained (epoch 2)" in answer.text
+    assert "note:" not in answer.text
     for word in ("all", "correct", "mean", "std", "0.05", "0.5", "0.95", "histogram: "):
         assert word in answer.text
     assert "…" not in answer.out  # it fits an ordinary terminal
@@ -319,6 +322,19 @@ def test_margins_at_the_images_of_the_attack_the_run_trained_on(command, recipe,
     target, data = load_target(tmp_path), load("mnist-embedded", "test", limit=20)
     x = read_toml(tmp_path / "config.toml").objective.attack(target.model, data.floats(), data.labels)
     assert record["all"]["mean"] == pytest.approx(measure_margins(target.model, [(x, data.labels)]).over_all().mean)
+    assert record["attack"].startswith("that of training, Adversarial(attack=PGD(eps=0.05, step_size=0.02, steps=2")
+
+
+def test_margins_of_an_unfinished_run_say_so_and_name_the_attack(command, recipe, tmp_path):
+    assert command("train", recipe, "--out", tmp_path).code == 0
+    stopped = tmp_path / "previous.safetensors"
+    answer = command("margins", stopped, "--at", "adversarial", "--limit", 20)
+    assert "attack: that of its watch, FGSM(eps=0.1" in answer.text
+    assert "note: The run is not finished: these are its weights after 1 of 2 epochs." in answer.text
+    record = json.loads(command("margins", stopped, "--limit", 20, "--json").out)
+    assert record["weights"] == "last, the checkpoint before the last one (epoch 1)"
+    assert len(record["notes"]) == 1
+    assert "attack" not in record
 
 
 def test_an_own_npz_is_trained_and_judged(command, recipe, tmp_path, arrays):

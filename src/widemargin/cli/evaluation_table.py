@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from widemargin.evaluation import Report
+from widemargin.evaluation.report import Subject
 from widemargin.evaluation.settings import AUTOATTACK, written
 
 
@@ -63,11 +64,15 @@ def _print_measured(console: Console, report: Report) -> None:
         )
 
 
+def weights_of(subject: Subject) -> str:
+    """Which weights were judged, and how they were chosen."""
+    epoch = f" (epoch {subject.epoch})" if subject.epoch is not None else ""
+    return f"{subject.weights}, {subject.selection}{epoch}"
+
+
 def _print_known(console: Console, report: Report) -> None:
     """Which weights, notes, alarms."""
-    subject = report.subject
-    epoch = f" (epoch {subject.epoch})" if subject.epoch is not None else ""
-    console.print(Text(f"weights: {subject.weights}, {subject.selection}{epoch}"), soft_wrap=True)
+    console.print(Text(f"weights: {weights_of(report.subject)}"), soft_wrap=True)
     for note in report.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     for alarm in report.alarms:

@@ -1,10 +1,10 @@
 """``widemargin margins``: how far the decision boundary of a trained model is from its data."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -17,10 +17,14 @@ from torch import Tensor, nn
 from widemargin import randomness
 from widemargin.checks import choice
 from widemargin.cli.arguments import DataDir, Device, Json, Limit, TargetArgument
+from widemargin.cli.evaluation_table import weights_of
+from widemargin.cli.own_attack import Perturb, own_attack
 from widemargin.cli.split_option import check_split
 from widemargin.data import ImageSet, in_order, load
 from widemargin.errors import InputError
 from widemargin.evaluation import MeasuredMargins, Target, load_target, measure_margins
+from widemargin.evaluation.notes import notes_on
+from widemargin.evaluation.subject import subject_of
 from widemargin.files import make_folder
 from widemargin.margins import MarginSummary
 from widemargin.modes import copied_buffers, with_buffers
@@ -28,10 +32,8 @@ from widemargin.reports.margin_histogram import margin_figure
 from widemargin.reports.style import save_picture
 from widemargin.threat import THREATS
 from widemargin.training.setup import choose_device, held_out_images, load_splits
-from widemargin.types import Nets
 
 BATCH = 250
-Perturb = Callable[[Tensor, Tensor, torch.Generator], Tensor | None]
 
 
 def margins(
@@ -56,7 +58,7 @@ def margins(
         raise InputError(f"--picture must name a .png file, got {picture}")
     chosen = choose_device(device)
     loaded = load_target(target)
-    perturb = _perturb(loaded) if at == "adversarial" else None
+    attack = own_attack(loaded) if at == "adversarial" else None
     data = _images(loaded, split, dataset, limit, data_dir).to(chosen)
     loaded.check_fits(data)
     path = picture or loaded.path.with_name(f"margins-{split}-{at}-{norm}.png")
@@ -65,13 +67,15 @@ def margins(
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("measuring margins", total=len(data))
-        points = _points(data, perturb, model)
+        points = _points(data, None if attack is None else attack.perturb, model)
         measured = measure_margins(
             model, points, norm="l2" if norm == "l2" else "linf", advance=lambda n: progress.advance(task, n)
         )
     title = f"{loaded.description.config['name']}: {split} images, {at}"
     save_picture(margin_figure({"all images": measured.margins}, title=title, unit=norm), path)
-    _print(measured, title, norm, path, as_json)
+    subject = subject_of(loaded)
+    known = {"weights": weights_of(subject), "notes": list(notes_on(subject))}
+    _print(measured, title, norm, path, known | ({} if attack is None else {"attack": attack.described}), as_json)
 
 
 def _images(target: Target, split: str, dataset: str | None, limit: int | None, data_dir: str | None) -> ImageSet:
@@ -86,20 +90,6 @@ def _images(target: Target, split: str, dataset: str | None, limit: int | None, 
     return train if limit is None else train.first(limit)
 
 
-def _perturb(target: Target) -> Perturb:
-    """The run's own attack: its objective's, else the one it was watched with, else the one it is judged by."""
-    config = target.description.run_config()
-    if config.objective.attacks:
-        nets, epoch = Nets(model=target.model), target.description.epoch - 1
-        return lambda x, y, generator: config.objective.perturb(nets, x, y, epoch=epoch, generator=generator)
-    attack = config.watch.attack or (None if config.evaluation is None else config.evaluation.strongest())
-    if attack is None:
-        raise InputError(
-            "--at adversarial: this run has no attack of its own (objective, watch or evaluation); use clean"
-        )
-    return lambda x, y, generator: attack(target.model, x, y, generator=generator)
-
-
 def _points(data: ImageSet, perturb: Perturb | None, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """The images, attacked where asked for; an attack in training mode leaves the statistics alone."""
     for number, (x, y) in enumerate(in_order(data, BATCH)):
@@ -111,10 +101,12 @@ def _points(data: ImageSet, perturb: Perturb | None, model: nn.Module) -> Iterat
         yield (x if x_adv is None else x_adv), y
 
 
-def _print(measured: MeasuredMargins, title: str, norm: str, path: Path, as_json: bool) -> None:
+def _print(
+    measured: MeasuredMargins, title: str, norm: str, path: Path, known: Mapping[str, Any], as_json: bool
+) -> None:
     summaries = {"all": measured.over_all(), "correctly classified": measured.over_correct()}
     if as_json:
-        record = {"title": title, "norm": norm, "picture": str(path)}
+        record = {"title": title, "norm": norm, "picture": str(path), **known}
         typer.echo(json.dumps(record | {key: asdict(value) for key, value in summaries.items()}, indent=2))
         return
     console = Console()
@@ -125,6 +117,11 @@ def _print(measured: MeasuredMargins, title: str, norm: str, path: Path, as_json
     for key, value in zip(("all", "correct"), summaries.values(), strict=True):  # 80 columns have no room for more
         table.add_row(key, f"{value.count:,}", *_numbers(value))
     console.print(table)
+    for name in ("attack", "weights"):
+        if name in known:
+            console.print(f"{name}: {known[name]}", highlight=False, markup=False, soft_wrap=True)
+    for note in known["notes"]:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"histogram: {path}", highlight=False, soft_wrap=True)
 
 
