@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,18 @@ def evaluate(
             )
         subject = subject or Subject(data=_name(data))
         pieces = shards(data, shard_size, data_dir=data_dir, limit=limit)
-        return _run(model, pieces, settings, subject, store, group, console or Console(quiet=True))
+        with _held(store, group):
+            return _run(model, pieces, settings, subject, store, group, console or Console(quiet=True))
+
+
+@contextmanager
+def _held(store: Store, group: Processes) -> Iterator[None]:
+    """The first process holds the folder for all of them; where it is refused, all are."""
+    with ExitStack() as inside:
+        with group.agreeing():
+            if group.first:
+                inside.enter_context(store.held())
+        yield
 
 
 def _name(data: object) -> str:
