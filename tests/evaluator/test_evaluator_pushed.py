@@ -135,6 +135,7 @@ def test_what_fab_finds_at_the_boundary_is_kept(norm, eps, monkeypatch):
     assert kept == pytest.approx(officially, abs=0.03 * officially)
 
 
+@pytest.mark.usefixtures("tf32_here")
 @pytest.mark.parametrize(("norm", "eps"), [("linf", (0.05, 0.1)), ("l2", (0.3, 1.0))])
 def test_the_push_is_told_the_threat_of_its_eps(norm, eps, monkeypatch):
     told = []

@@ -23,7 +23,7 @@ from widemargin.evaluation.judge import Judge
 from widemargin.evaluation.notes import notes_for, notes_on
 from widemargin.evaluation.processes import Processes, processes
 from widemargin.evaluation.report import IN_MEMORY, Report, Subject, collect, write_report
-from widemargin.evaluation.searched import searched
+from widemargin.evaluation.searched import has_tf32, searched
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings, written
 from widemargin.evaluation.shards import Shard, shards
 from widemargin.evaluation.store import Store
@@ -85,6 +85,7 @@ def evaluate(
                 search=search,
                 max_steps=max_steps,
             )
+            _check_search(settings, _device_of(model))
         subject = subject or Subject(data=_name(data))
         pieces = shards(data, shard_size, data_dir=data_dir, limit=limit)
         with _held(store, group):
@@ -99,6 +100,22 @@ def _held(store: Store, group: Processes) -> Iterator[None]:
             if group.first:
                 inside.enter_context(store.held())
         yield
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _check_search(settings: EvaluationSettings, device: torch.device) -> None:
+    if settings.search == "float32":
+        return
+    if not settings.searches:
+        raise InputError(f"evaluate.search={settings.search!r} has no effect where nothing attacks; leave --search out")
+    if not has_tf32(device):
+        raise InputError(
+            f"evaluate.search must be 'float32' on a device without TF32, got 'tf32' on {device}; leave --search out, "
+            "or use a GPU that has TF32"
+        )
 
 
 def _name(data: object) -> str:
@@ -121,7 +138,7 @@ def _run(
     group: Processes,
     console: Console,
 ) -> Report:
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = _device_of(model)
     with group.agreeing():  # before any work is done
         if group.first:
             store.claim(_identity(model, settings, subject))

@@ -19,6 +19,7 @@ from widemargin.config_files import to_dict
 from widemargin.data import ImageSet, in_order
 from widemargin.evaluation import Report, Target, evaluate, load_target, measure_margins
 from widemargin.evaluation.margins import MeasuredMargins
+from widemargin.evaluation.searched import has_tf32
 from widemargin.evaluation.settings import AUTOATTACK
 from widemargin.evaluation.subject import subject_of
 from widemargin.experiments.hardware import hardware_name
@@ -101,8 +102,8 @@ def _evaluated(
     **options: Any,
 ) -> Report:
     """The evaluation in that folder of the job."""
-    on_gpu = next(model.parameters()).is_cuda
-    size = piece_size(type(job.config.model), next(model.parameters()).device) if on_gpu else None
+    device = next(model.parameters()).device
+    size = piece_size(type(job.config.model), device) if device.type == "cuda" else None
     options |= {} if size is None else {"shard_size": size, "batch_size": size}
     return evaluate(
         model,
@@ -115,7 +116,7 @@ def _evaluated(
         job.folder / folder,
         max_steps=ATTACK_STEPS if job.quick else None,
         sanity=not job.quick,
-        search=search_for(job.config, plan.attacks) if on_gpu else "float32",
+        search=search_for(job.config, plan.attacks) if has_tf32(device) else "float32",
         subject=replace(subject_of(target), data=test.name),
         **options,
     )
@@ -133,7 +134,7 @@ def piece_size(network: type, device: torch.device) -> int | None:
 
 
 def search_for(config: RunConfig, attacks: Sequence[str]) -> str:
-    """On a GPU: large networks are searched with TF32, and the CNN by AutoAttack alone, which takes longest."""
+    """Where there is TF32: large networks are searched with it, the CNN by AutoAttack alone, which takes longest."""
     if isinstance(config.model, MLPConfig):
         return "float32"
     return "tf32" if not isinstance(config.model, CNNConfig) or AUTOATTACK in attacks else "float32"
