@@ -253,10 +253,10 @@ def _check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, devi
 
 
 def _look(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Store, device: torch.device) -> None:
-    """What is seen once, on the first images: alarms of the model itself, and a gallery."""
+    """What is seen once, on the first images: alarms of the model itself, and a gallery where there are attacks."""
     if settings.sanity:
         _sanity(model, shard, settings, store, device)
-    if store.folder is not None and not (store.folder / GALLERY).exists():
+    if settings.attacked and store.folder is not None and not (store.folder / GALLERY).exists():
         with undisturbed(model):
             write_gallery(model, shard, settings, store.folder, device)
 

@@ -47,9 +47,14 @@ class EvaluationSettings:
                 self.attack(name, eps)
 
     @property
+    def attacked(self) -> bool:
+        """Whether there are attacks, which take place at each eps."""
+        return set(self.attacks) != {"clean"}
+
+    @property
     def searches(self) -> bool:
         """Whether anything here looks for adversarial images."""
-        return self.distance or set(self.attacks) != {"clean"}
+        return self.distance or self.attacked
 
     @property
     def needs_gradients(self) -> bool:
