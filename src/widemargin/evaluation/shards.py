@@ -39,23 +39,25 @@ def shards(
     data_dir: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Shard]:
-    """Cut the data into shards of ``size`` examples; only one is held at a time."""
+    """Cut the data into shards of ``size`` examples; only one is held at a time, and each example copied once."""
     held: list[tuple[Tensor, Tensor]] = []
-    number = first = count = 0
+    number, room = 0, size
     for images, labels in _limited(_batches(data, size, data_dir), limit):
-        held.append((images, labels))
-        count += len(labels)
-        while count >= size:
-            x, y = _joined(held)
-            yield _shard(number, first, x[:size], y[:size])
-            held, count = ([(x[size:], y[size:])] if count > size else []), count - size
-            number, first = number + 1, first + size
-    if count:
-        yield _shard(number, first, *_joined(held))
+        start = 0
+        while start < len(labels):
+            part = slice(start, start + room)
+            held.append((images[part], labels[part]))
+            start, room = start + room, room - len(labels[part])
+            if not room:
+                yield _shard(number, size, held)
+                held, number, room = [], number + 1, size
+    if held:
+        yield _shard(number, size, held)
 
 
-def _shard(number: int, first: int, x: Tensor, y: Tensor) -> Shard:
-    return Shard(number, first, as_images(x), y.cpu(), flat=x.dim() == 2)
+def _shard(number: int, size: int, held: list[tuple[Tensor, Tensor]]) -> Shard:
+    x, y = torch.cat([images for images, _ in held]), torch.cat([labels for _, labels in held])
+    return Shard(number, number * size, as_images(x), y.cpu(), flat=x.dim() == 2)
 
 
 def _batches(
@@ -96,7 +98,3 @@ def _limited(batches: Iterator[tuple[Tensor, Tensor]], limit: int | None) -> Ite
         yield images[:left], labels[:left]
         if left is not None and (left := left - len(labels)) <= 0:
             return
-
-
-def _joined(held: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return torch.cat([images for images, _ in held]), torch.cat([labels for _, labels in held])
