@@ -228,15 +228,36 @@ class Detached(nn.Module):
         return self.model(x.detach())
 
 
+class Deaf(nn.Module):
+    """The same logits whatever the image: a view of a parameter, which asks for gradients as soon as that does."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.arange(5.0))
+
+    def forward(self, x):
+        return self.bias.expand(len(x), -1)
+
+
+class Restarted(Detached):
+    """Its logits have a gradient, which ends short of the images."""
+
+    def forward(self, x):
+        return self.model(x.detach().requires_grad_(True))
+
+
+@pytest.mark.parametrize("make", [Detached, Deaf, Restarted])
 @pytest.mark.parametrize(("attacks", "sanity"), [(["autoattack"], False), (["pgd2"], False), (["clean"], True)])
-def test_a_model_without_input_gradients_is_refused_in_one_line(attacks, sanity):
-    with pytest.raises(InputError, match="no gradient"):
-        widemargin.evaluate(Detached(), pictures(5, 4), attacks, 0.1, sanity=sanity, margins=False)
+def test_a_model_without_input_gradients_is_refused_in_one_line(make, attacks, sanity):
+    with pytest.raises(InputError, match="evaluate: the model's logits carry no gradient to the images") as refusal:
+        widemargin.evaluate(make(), pictures(5, 4), attacks, 0.1, sanity=sanity, margins=False)
+    assert "\n" not in str(refusal.value)
 
 
-def test_a_model_without_input_gradients_has_a_clean_accuracy():
-    report = widemargin.evaluate(Detached(), pictures(5, 4), ["clean"], **QUICK)
-    assert report.accuracy == {"clean": 100.0}
+@pytest.mark.parametrize(("make", "right"), [(Detached, 100.0), (Deaf, 0.0), (Restarted, 100.0)])
+def test_a_model_without_input_gradients_has_a_clean_accuracy(make, right):
+    report = widemargin.evaluate(make(), pictures(5, 4), ["clean"], **QUICK)
+    assert report.accuracy == {"clean": right}
 
 
 # The world around it

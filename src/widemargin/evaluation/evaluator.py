@@ -230,26 +230,37 @@ def _what_is_searched(settings: EvaluationSettings) -> str:
 
 
 def _check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, device: torch.device) -> int:
-    """One forward pass tells whether the model takes these images, can be attacked, and knows every label.
+    """One pass tells whether the model takes these images, can be attacked, and knows every label.
 
     Returns the number of classes.
     """
     leaf = shard.images[:1].to(device, copy=True).requires_grad_(True)
-    try:
-        with torch.enable_grad(), undisturbed(model):
-            logits = model(leaf)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"evaluate: the model does not take images of shape {tuple(leaf.shape[1:])}: {reason}"
-        ) from error
-    if settings.needs_gradients and not logits.requires_grad:
+    with torch.enable_grad(), undisturbed(model):
+        logits = _taken(model, leaf)
+        attackable = not settings.needs_gradients or _reaches(logits, leaf)
+    if not attackable:
         raise InputError(
             "evaluate: the model's logits carry no gradient to the images; its forward detaches them, or runs under "
             "torch.no_grad() or torch.inference_mode()"
         )
     check_labels("evaluate", shard.labels, batch=len(shard.labels), num_classes=logits.shape[1])
     return int(logits.shape[1])
+
+
+def _taken(model: Wrapped, leaf: Tensor) -> Tensor:
+    try:
+        logits: Tensor = model(leaf)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"evaluate: the model does not take images of shape {tuple(leaf.shape[1:])}: {reason}"
+        ) from error
+    return logits
+
+
+def _reaches(logits: Tensor, leaf: Tensor) -> bool:
+    """Whether the logits depend on the images in a way that can be differentiated."""
+    return logits.requires_grad and torch.autograd.grad(logits.sum(), leaf, allow_unused=True)[0] is not None
 
 
 def _look(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Store, device: torch.device) -> None:
