@@ -37,6 +37,7 @@ FORMS = {
     "batches of a shard's size": lambda x, y: odd_batches(x, y, 7, 7, 4),
     "a list of batches": lambda x, y: list(odd_batches(x, y, 9, 9)),
     "a loader of PyTorch's": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=5),
+    "batches with empty ones among them": lambda x, y: odd_batches(x, y, 0, 5, 0, 0, 13, 0),
     "labels of bytes": lambda x, y: (x, y.to(torch.uint8)),
 }
 

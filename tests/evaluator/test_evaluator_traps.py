@@ -9,6 +9,7 @@ import torch
 from official import SHORT, VERY_SHORT, assert_official, assert_same, officially
 from small_networks import Rough, pictures, taught_conv, taught_flat
 from torch import nn
+from torch.utils.data import Subset, TensorDataset
 
 import widemargin
 from widemargin import InputError
@@ -190,9 +191,28 @@ def test_no_batches_at_all():
         widemargin.evaluate(taught_conv(5), iter(()), ["clean"])
 
 
-def test_data_of_no_known_form():
-    with pytest.raises(InputError, match=r"data must give pairs \(images, labels\) of tensors, got Tensor"):
-        widemargin.evaluate(taught_conv(5), torch.zeros(2, 1, 8, 8), ["clean"])
+def test_empty_batches_alone():
+    with pytest.raises(InputError, match="the data is empty; give at least one example"):
+        widemargin.evaluate(taught_conv(5), [(torch.zeros(0, 1, 8, 8), labels())] * 3, ["clean"])
+
+
+def test_labels_without_images_among_the_batches():
+    with pytest.raises(InputError, match="at least one sample"):
+        widemargin.evaluate(taught_conv(5), [pictures(5, 3), (torch.zeros(0, 1, 8, 8), labels(1, 2))], ["clean"])
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (torch.zeros(2, 1, 8, 8), r"data must give pairs \(images, labels\) of tensors, got Tensor"),
+        (TensorDataset(*pictures(5, 3)), "got a TensorDataset of single examples; wrap it in a .*DataLoader"),
+        (Subset(TensorDataset(*pictures(5, 3)), [0, 1]), "got a Subset of single examples; wrap it in a .*DataLoader"),
+        (3, r"data must be \(images, labels\), a data set or its name, or batches of pairs, got int"),
+    ],
+)
+def test_data_of_no_known_form(data, says):
+    with pytest.raises(InputError, match=f"evaluate: .*{says}"):
+        widemargin.evaluate(taught_conv(5), data, ["clean"])
 
 
 def test_a_wrong_label_in_a_later_shard_is_seen_too():

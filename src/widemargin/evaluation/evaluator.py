@@ -17,6 +17,7 @@ from widemargin.checks import check_labels, check_model
 from widemargin.data import ImageSet
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers
+from widemargin.evaluation.arguments import attack_names, number, radii
 from widemargin.evaluation.backend import undisturbed
 from widemargin.evaluation.gallery import GALLERY, write_gallery
 from widemargin.evaluation.judge import Judge
@@ -29,7 +30,6 @@ from widemargin.evaluation.shards import Shard, shards
 from widemargin.evaluation.store import Store
 from widemargin.evaluation.wrapped import Wrapped
 from widemargin.types import Norm
-from widemargin.written import Written
 
 SANITY = "sanity"
 SANITY_BATCH = 100
@@ -72,10 +72,10 @@ def evaluate(
     with processes(store.folder) as group:
         with group.agreeing():
             settings = EvaluationSettings(
-                attacks=(attacks,) if isinstance(attacks, str) else tuple(attacks),
-                eps=_radii(eps),
+                attacks=attack_names(attacks),
+                eps=radii(eps),
                 norm=norm,
-                step_size=step_size,
+                step_size=None if step_size is None else number("step_size", step_size),
                 seed=seed,
                 shard_size=shard_size,
                 batch_size=batch_size,
@@ -122,11 +122,6 @@ def _name(data: object) -> str:
     if isinstance(data, ImageSet):
         return data.name
     return data if isinstance(data, str) else IN_MEMORY
-
-
-def _radii(eps: float | str | Sequence[float | str]) -> tuple[float, ...]:
-    single = [eps] if isinstance(eps, int | float | str) else eps
-    return tuple(Written(value) if isinstance(value, str) else value for value in single)
 
 
 def _run(
@@ -208,9 +203,9 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) 
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     table = dataclasses.asdict(settings) | {"eps": [written(eps) for eps in settings.eps]}
-    radii = [float(eps) for eps in settings.eps]
-    table |= {"radii": radii}
-    if [settings.step_size] == [eps / 4 for eps in radii]:
+    sizes = [float(eps) for eps in settings.eps]
+    table |= {"radii": sizes}
+    if [settings.step_size] == [eps / 4 for eps in sizes]:
         table["step_size"] = None  # eps/4 said aloud
     if settings.search == "float32":
         del table["search"]  # as in the records of versions that knew no other

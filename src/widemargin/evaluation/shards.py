@@ -3,9 +3,11 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
 from widemargin.checks import check_batch, check_range
 from widemargin.data import ImageSet, load
@@ -68,15 +70,37 @@ def _batches(
     if isinstance(data, ImageSet):
         for start in range(0, len(data), size):
             yield data.floats(slice(start, start + size)), data.labels[start : start + size]
-        return
-    pairs = [data] if _is_pair(data) else data
-    for pair in pairs:
+    elif _is_pair(data):
+        yield _checked(*data)
+    else:
+        _check_batched(data)
+        yield from _of_batches(data)
+
+
+def _of_batches(batches: Iterable[object]) -> Iterator[tuple[Tensor, Tensor]]:
+    for pair in batches:
         if not _is_pair(pair):
             raise InputError(f"evaluate: data must give pairs (images, labels) of tensors, got {type(pair).__name__}")
-        yield _checked(*pair)
+        images, labels = pair
+        if images.shape[:1] != (0,) or labels.shape != (0,):  # an empty batch has nothing to judge
+            yield _checked(images, labels)
 
 
-def _is_pair(data: object) -> bool:
+def _check_batched(data: object) -> None:
+    """Refuse what gives one example at a time, and what gives none."""
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        raise InputError(
+            f"evaluate: data must give batches, got a {type(data).__name__} of single examples; wrap it in a "
+            "torch.utils.data.DataLoader"
+        )
+    if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
+        raise InputError(
+            "evaluate: data must be (images, labels), a data set or its name, or batches of pairs, got "
+            f"{type(data).__name__}"
+        )
+
+
+def _is_pair(data: object) -> TypeGuard[tuple[Tensor, Tensor]]:
     return isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
 
 
