@@ -29,6 +29,13 @@ def test_the_attack_shown_is_the_attack_named(very_short, tmp_path, attacks, eps
         assert np.array_equal(kept["adversarial"], (expected * 255).round().byte().numpy())
 
 
+@pytest.mark.parametrize(("channels", "shown"), [(1, True), (2, False), (3, True), (4, False)])
+def test_only_what_is_gray_or_in_color_is_shown(tmp_path, channels, shown):
+    shape = (channels, 8, 8)
+    widemargin.evaluate(taught_conv(4, shape), pictures(4, 12, shape), ["fgsm"], 0.1, out=tmp_path, **QUICK)
+    assert (tmp_path / "gallery.npz").exists() is shown
+
+
 @pytest.mark.parametrize("distance", [False, True])
 def test_without_an_attack_there_is_nothing_to_show(very_short, tmp_path, distance):
     widemargin.evaluate(taught_conv(4), pictures(4, 12), ["clean"], 1.0, out=tmp_path, distance=distance, **QUICK)

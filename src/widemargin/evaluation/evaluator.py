@@ -19,7 +19,7 @@ from widemargin.errors import InputError
 from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers
 from widemargin.evaluation.arguments import attack_names, number, radii
 from widemargin.evaluation.backend import undisturbed
-from widemargin.evaluation.gallery import GALLERY, write_gallery
+from widemargin.evaluation.gallery import GALLERY, can_be_shown, write_gallery
 from widemargin.evaluation.judge import Judge
 from widemargin.evaluation.notes import notes_for, notes_on
 from widemargin.evaluation.processes import Processes, processes
@@ -229,6 +229,11 @@ def _check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, devi
 
     Returns the number of classes.
     """
+    if AUTOATTACK in settings.attacks and not shard.shows_images:
+        raise InputError(
+            "evaluate: autoattack takes images (N, C, H, W) or flat squares, since its black-box part draws squares on "
+            f"them, got shape {tuple(shard.images.shape)}; leave autoattack out, or let the model reshape images"
+        )
     leaf = shard.images[:1].to(device, copy=True).requires_grad_(True)
     with torch.enable_grad(), undisturbed(model):
         logits = _taken(model, leaf)
@@ -262,7 +267,7 @@ def _look(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Sto
     """What is seen once, on the first images: alarms of the model itself, and a gallery where there are attacks."""
     if settings.sanity:
         _sanity(model, shard, settings, store, device)
-    if settings.attacked and store.folder is not None and not (store.folder / GALLERY).exists():
+    if settings.attacked and can_be_shown(shard) and store.folder is not None and not (store.folder / GALLERY).exists():
         with undisturbed(model):
             write_gallery(model, shard, settings, store.folder, device)
 

@@ -15,6 +15,11 @@ from widemargin.files import write_whole
 GALLERY, SHOWN, STEPS = "gallery.npz", 8, 20
 
 
+def can_be_shown(shard: Shard) -> bool:
+    """Whether these are images in gray or in color."""
+    return shard.shows_images and shard.images.shape[1] in (1, 3)
+
+
 def write_gallery(
     model: nn.Module, shard: Shard, settings: EvaluationSettings, folder: Path, device: torch.device
 ) -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 from widemargin.checks import check_batch, check_range
 from widemargin.data import ImageSet, load
 from widemargin.errors import InputError
-from widemargin.evaluation.wrapped import as_images
+from widemargin.evaluation.wrapped import as_images, is_square
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,12 @@ class Shard:
     images: Tensor
     labels: Tensor
     flat: bool = False
-    """Whether the inputs came flat, (N, D); ``images`` then shows them as squares."""
+    """Whether the inputs came flat, (N, D), and ``images`` shows them as squares."""
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether they are images (N, C, H, W), and not signals or rows of numbers."""
+        return self.images.dim() == 4
 
     def digest(self) -> str:
         """What tells these examples from others."""
@@ -59,7 +64,7 @@ def shards(
 
 def _shard(number: int, size: int, held: list[tuple[Tensor, Tensor]]) -> Shard:
     x, y = torch.cat([images for images, _ in held]), torch.cat([labels for _, labels in held])
-    return Shard(number, number * size, as_images(x), y.cpu(), flat=x.dim() == 2)
+    return Shard(number, number * size, as_images(x), y.cpu(), flat=is_square(x))
 
 
 def _batches(
