@@ -60,8 +60,8 @@ def channels_last_copy(model: nn.Module) -> nn.Module:
 def compiled(network: nn.Module, batch: Tensor, compiler: Any) -> nn.Module:
     """The network compiled for batches of any size like this one, with and without gradients; it is ready after.
 
-    To be called with TF32 allowed. ``compiler`` is a backend of torch.compile; where it fails, a warning says so, and
-    the network is given back as it is.
+    It is compiled for calls with TF32 allowed. ``compiler`` is a backend of torch.compile; where it fails, a warning
+    says so, and the network is given back as it is.
     """
     if len(batch) < FEW:
         return network

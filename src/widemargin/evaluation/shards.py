@@ -17,7 +17,7 @@ from widemargin.evaluation.wrapped import as_images, is_square
 
 @dataclass(frozen=True)
 class Shard:
-    """Examples from ``first`` on: images float32 in [0, 1], and their labels, on the CPU."""
+    """Examples from ``first`` on: images float32 in [0, 1], where the data has them, and their labels, on the CPU."""
 
     number: int
     first: int
