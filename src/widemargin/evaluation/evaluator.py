@@ -25,7 +25,7 @@ from widemargin.evaluation.notes import notes_for, notes_on
 from widemargin.evaluation.processes import Processes, processes
 from widemargin.evaluation.report import IN_MEMORY, Report, Subject, collect, write_report
 from widemargin.evaluation.searched import has_tf32, searched
-from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings, written
+from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE, EvaluationSettings, written
 from widemargin.evaluation.shards import Shard, shards
 from widemargin.evaluation.store import Store
 from widemargin.evaluation.wrapped import Wrapped
@@ -48,8 +48,8 @@ def evaluate(
     seed: int = 0,
     out: str | Path | None = None,
     *,
-    shard_size: int = 500,
-    batch_size: int = 250,
+    shard_size: int = SHARD_SIZE,
+    batch_size: int = BATCH_SIZE,
     distance: bool = False,
     margins: bool = True,
     sanity: bool = True,
