@@ -12,7 +12,7 @@ import torch
 
 from widemargin.cli.main import run
 from widemargin.data import load
-from widemargin.evaluation import evaluator
+from widemargin.evaluation import fits
 from widemargin.models import MLPConfig
 
 RECIPE = "mnist-mlp/st-wd0.01"
@@ -46,7 +46,7 @@ def fill(place):
 def _tf32_here():
     """As if this device had TF32: the option goes into the command and out of it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluator, "has_tf32", lambda device: True)
+        patch.setattr(fits, "has_tf32", lambda device: True)
         yield
 
 

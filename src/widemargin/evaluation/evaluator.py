@@ -13,18 +13,19 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from widemargin.checks import check_labels, check_model
+from widemargin.checks import check_model
 from widemargin.data import ImageSet
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers
 from widemargin.evaluation.arguments import attack_names, number, radii
 from widemargin.evaluation.backend import undisturbed
+from widemargin.evaluation.fits import check_fits, check_search
 from widemargin.evaluation.gallery import GALLERY, can_be_shown, write_gallery
 from widemargin.evaluation.judge import Judge
 from widemargin.evaluation.notes import notes_for, notes_on
 from widemargin.evaluation.processes import Processes, processes
 from widemargin.evaluation.report import IN_MEMORY, Report, Subject, collect, write_report
-from widemargin.evaluation.searched import has_tf32, searched
+from widemargin.evaluation.searched import searched
 from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE, EvaluationSettings, written
 from widemargin.evaluation.shards import Shard, shards
 from widemargin.evaluation.store import Store
@@ -85,7 +86,7 @@ def evaluate(
                 search=search,
                 max_steps=max_steps,
             )
-            _check_search(settings, _device_of(model))
+            check_search(settings, _device_of(model))
         subject = subject or Subject(data=_name(data))
         pieces = shards(data, shard_size, data_dir=data_dir, limit=limit)
         with _held(store, group):
@@ -104,18 +105,6 @@ def _held(store: Store, group: Processes) -> Iterator[None]:
 
 def _device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def _check_search(settings: EvaluationSettings, device: torch.device) -> None:
-    if settings.search == "float32":
-        return
-    if not settings.searches:
-        raise InputError(f"evaluate.search={settings.search!r} has no effect where nothing attacks; leave --search out")
-    if not has_tf32(device):
-        raise InputError(
-            f"evaluate.search must be 'float32' on a device without TF32, got 'tf32' on {device}; leave --search out, "
-            "or use a GPU that has TF32"
-        )
 
 
 def _name(data: object) -> str:
@@ -138,7 +127,7 @@ def _run(
         if group.first:
             store.claim(_identity(model, settings, subject))
         first = _first(pieces)
-        classes = _check_fits(Wrapped(model, flat=first.flat), first, settings, device)
+        classes = check_fits(Wrapped(model, flat=first.flat), first, settings, device)
     numbers: list[int] = []
     say = partial(console.print, highlight=False)
     to_search: nn.Module | None = None
@@ -222,45 +211,6 @@ def _what_is_searched(settings: EvaluationSettings) -> str:
     """There were versions in which TF32 was for AutoAttack alone, and some in which nothing was pushed."""
     what = "every attack and distance" if settings.distance else "every attack"
     return f"{what}, pushed" if AUTOATTACK in settings.attacks else what
-
-
-def _check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, device: torch.device) -> int:
-    """One pass tells whether the model takes these images, can be attacked, and knows every label.
-
-    Returns the number of classes.
-    """
-    if AUTOATTACK in settings.attacks and not shard.shows_images:
-        raise InputError(
-            "evaluate: autoattack takes images (N, C, H, W) or flat squares, since its black-box part draws squares on "
-            f"them, got shape {tuple(shard.images.shape)}; leave autoattack out, or let the model reshape images"
-        )
-    leaf = shard.images[:1].to(device, copy=True).requires_grad_(True)
-    with torch.enable_grad(), undisturbed(model):
-        logits = _taken(model, leaf)
-        attackable = not settings.needs_gradients or _reaches(logits, leaf)
-    if not attackable:
-        raise InputError(
-            "evaluate: the model's logits carry no gradient to the images; its forward detaches them, or runs under "
-            "torch.no_grad() or torch.inference_mode()"
-        )
-    check_labels("evaluate", shard.labels, batch=len(shard.labels), num_classes=logits.shape[1])
-    return int(logits.shape[1])
-
-
-def _taken(model: Wrapped, leaf: Tensor) -> Tensor:
-    try:
-        logits: Tensor = model(leaf)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"evaluate: the model does not take images of shape {tuple(leaf.shape[1:])}: {reason}"
-        ) from error
-    return logits
-
-
-def _reaches(logits: Tensor, leaf: Tensor) -> bool:
-    """Whether the logits depend on the images in a way that can be differentiated."""
-    return logits.requires_grad and torch.autograd.grad(logits.sum(), leaf, allow_unused=True)[0] is not None
 
 
 def _look(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Store, device: torch.device) -> None:
