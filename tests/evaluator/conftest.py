@@ -5,7 +5,7 @@ import os
 import official
 import pytest
 
-from widemargin.evaluation import judge
+from widemargin.evaluation import fits, judge
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -14,6 +14,12 @@ def _no_waiting_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture
+def tf32_here(monkeypatch):
+    """As if this device had TF32; the switches are what tests then look at."""
+    monkeypatch.setattr(fits, "has_tf32", lambda device: True)
 
 
 @pytest.fixture

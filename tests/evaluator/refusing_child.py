@@ -19,6 +19,7 @@ from torch import Tensor
 
 import widemargin
 from widemargin.cli.main import run
+from widemargin.files import held
 
 CLASSES, COUNT = 4, 8
 RANK = int(os.environ.get("RANK", "0"))
@@ -54,6 +55,12 @@ def the_first_finds_another_evaluation(folder: Path) -> object:
     return _evaluate(pictures(CLASSES, COUNT), folder, seed=1)
 
 
+def the_folder_is_anothers(folder: Path) -> object:
+    folder.mkdir(exist_ok=True)
+    with held(folder) if RANK == 0 else contextlib.nullcontext():
+        return _evaluate(pictures(CLASSES, COUNT), folder)
+
+
 def all_have_no_images(folder: Path) -> object:
     return _evaluate([], folder)
 
@@ -73,6 +80,7 @@ CASES: list[Callable[[Path], object]] = [
     one_has_other_images_late,
     one_has_other_settings,
     the_first_finds_another_evaluation,
+    the_folder_is_anothers,
     all_have_no_images,
     one_has_no_weights_at_the_command_line,
 ]

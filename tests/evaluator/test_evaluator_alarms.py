@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_networks import pictures, taught_conv
+from small_networks import Counted, pictures, taught_conv
 from torch import nn
 
 import widemargin
@@ -115,6 +115,13 @@ def test_the_alarms_are_in_the_report(tmp_path, very_short):
         assert names(report) == ["probability-outputs"]
         assert [alarm["name"] for alarm in report.to_json()["alarms"]] == ["probability-outputs"]
     assert widemargin.evaluate(model, pictures(5, 6), ["clean"], sanity=False).alarms == []
+
+
+@pytest.mark.parametrize(("batch_size", "sizes"), [(7, {1, 7}), (250, {1, 100, 120})])
+def test_no_more_images_are_looked_at_than_a_batch_holds(batch_size, sizes):
+    model = Counted(taught_conv(5))
+    widemargin.evaluate(model, pictures(5, 120), ["clean"], margins=False, batch_size=batch_size)
+    assert {len(images) for images in model.seen} == sizes
 
 
 # The numbers

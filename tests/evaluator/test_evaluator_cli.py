@@ -33,6 +33,7 @@ KEYS = [
     "shard_size",
     "batch_size",
     "attacks",
+    "search",
     "accuracy",
     "curves",
     "margins",
@@ -287,6 +288,18 @@ MISTAKES = {
     "labels the function does not know": (
         ("own_nets:two_classes", "--dataset", "digits.npz"),
         "labels must be in 0..1, got 0..3; the model has 2 outputs",
+    ),
+    "TF32 where there is none": (
+        ("net.pt", "--dataset", "digits.npz", "--attacks=fgsm", "--eps=0.1", "--search=tf32", "--device=cpu"),
+        "evaluate.search must be 'float32' on a device without TF32, got 'tf32' on cpu; leave --search out, or use",
+    ),
+    "the scale of a head that has none": (
+        ("net.pt", "--dataset", "digits.npz", "--head-scale", "10"),
+        "--head-scale has no effect: these weights have a last layer with a bias, so their head is linear; leave it",
+    ),
+    "the scale of a function's head": (
+        ("own_nets:factory", "--dataset", "digits.npz", "--head-scale", "10"),
+        "--head-scale is for public weights; own_nets:factory makes its own head; leave it out",
     ),
     "no shards": (("net.pt", "--dataset", "digits.npz", "--shard-size", "0"), "shard_size must be a whole number"),
     "malice": (("malice.pt", "--dataset", "digits.npz"), "cannot be read as tensors alone, and nothing else is ever"),

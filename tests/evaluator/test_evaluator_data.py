@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import widemargin
 from widemargin.data import ImageSet, load
+from widemargin.evaluation.shards import shards
 from widemargin.models import MLPConfig
 
 ATTACKS = ["clean", "fgsm", "pgd20", "autoattack"]
@@ -36,6 +37,7 @@ FORMS = {
     "batches of a shard's size": lambda x, y: odd_batches(x, y, 7, 7, 4),
     "a list of batches": lambda x, y: list(odd_batches(x, y, 9, 9)),
     "a loader of PyTorch's": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=5),
+    "batches with empty ones among them": lambda x, y: odd_batches(x, y, 0, 5, 0, 0, 13, 0),
     "labels of bytes": lambda x, y: (x, y.to(torch.uint8)),
 }
 
@@ -83,6 +85,31 @@ def test_the_data_is_recorded_by_its_name_where_it_has_one(model):
     for data in ((x, y), odd_batches(x, y, 2, 4)):
         report = widemargin.evaluate(model, data, ["clean"], **OPTIONS)
         assert report.to_json()["data"]["name"] == "tensors in memory"
+
+
+def split_slowly(x, y, size):
+    """(number, first, images, labels) of each shard, from whole tensors."""
+    return [
+        (number, first, x[first : first + size], y[first : first + size])
+        for number, first in enumerate(range(0, len(y), size))
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 4, 7, 18, 19])
+@pytest.mark.parametrize("batches", [(18,), (1, 3, 11, 2, 1), (7, 7, 4), (1,) * 18, (17, 1), (6, 6, 6)])
+def test_shards_are_a_plain_split_and_copy_each_image_once(monkeypatch, size, batches):
+    x, y = pictures(4, 18)
+    copied, cat = [], torch.cat
+    monkeypatch.setattr(torch, "cat", lambda parts: copied.append(sum(map(len, parts))) or cat(parts))
+    for data in (odd_batches(x, y, *batches), (x, y)):
+        copied.clear()
+        found = list(shards(data, size))
+        expected = split_slowly(x, y, size)
+        assert [(shard.number, shard.first) for shard in found] == [(number, first) for number, first, _, _ in expected]
+        for shard, (_, _, images, labels) in zip(found, expected, strict=True):
+            assert shard.images.equal(images)
+            assert shard.labels.equal(labels)
+        assert sum(copied) == 2 * 18  # images, and labels
 
 
 @pytest.mark.parametrize("shard_size", [1, 5, 18, 500])

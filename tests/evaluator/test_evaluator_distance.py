@@ -61,6 +61,7 @@ def test_a_linear_models_distances_are_known(norm, batch_size):
     assert measured["rank_correlation"] > 0.97
 
 
+@pytest.mark.usefixtures("tf32_here")
 @pytest.mark.parametrize("off", [-0.03, -0.004, 0.0, 0.004, 0.03, 5.0])
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_what_another_arithmetic_finds_is_adversarial_for_the_model(monkeypatch, norm, off):
@@ -96,6 +97,7 @@ def test_what_another_arithmetic_finds_is_adversarial_for_the_model(monkeypatch,
     assert plain.to_json()["precision"] == "float32 (no TF32)"
 
 
+@pytest.mark.usefixtures("tf32_here")
 def test_what_was_found_and_confirmed_counts_though_a_second_search_finds_less(monkeypatch):
     """A doubtful image is searched again; the nearer of the two perturbations is its distance."""
     model, x = linear_model(), images_in_the_middle()
@@ -112,6 +114,7 @@ def test_what_was_found_and_confirmed_counts_though_a_second_search_finds_less(m
     assert report.again == 16
 
 
+@pytest.mark.usefixtures("tf32_here")
 def test_a_continued_search_for_distances_is_the_same_search(tmp_path):
     """Folders of versions that searched distances in float32 are not gone on with."""
     model, x = linear_model(), images_in_the_middle()

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_networks import pictures, taught_conv
+from small_networks import Counted, pictures, taught_conv
 from torch import Tensor, nn
 
 import widemargin
@@ -115,9 +115,11 @@ def test_what_fab_finds_at_the_boundary_is_kept(norm, eps, monkeypatch):
         with undisturbed(model):
             survivors = model(x).argmax(1) == y
             options = {"reference": reference, "part": "fab-t", "batch_size": 200, "tf32": tf32}
-            (only,) = break_survivors(model, x, y, survivors, **options)
-        assert (threat.size(only.images - x[only.positions]) <= eps * (1 + 1e-5)).all()
-        return len(only.positions), only.refuted
+            judge, moved = Counted(model), x.clone()
+            found = break_survivors(judge, x, y, survivors, **options)
+        moved[survivors] = judge.seen[-1]
+        assert (threat.size(moved - x)[found.positions] <= eps * (1 + 1e-5)).all()
+        return len(found.positions), found.refuted
 
     def watched(network: nn.Module, clean: Tensor, x_adv: Tensor, labels: Tensor, within: Threat) -> Tensor:
         assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (False, False)
@@ -135,6 +137,7 @@ def test_what_fab_finds_at_the_boundary_is_kept(norm, eps, monkeypatch):
     assert kept == pytest.approx(officially, abs=0.03 * officially)
 
 
+@pytest.mark.usefixtures("tf32_here")
 @pytest.mark.parametrize(("norm", "eps"), [("linf", (0.05, 0.1)), ("l2", (0.3, 1.0))])
 def test_the_push_is_told_the_threat_of_its_eps(norm, eps, monkeypatch):
     told = []
@@ -144,12 +147,12 @@ def test_the_push_is_told_the_threat_of_its_eps(norm, eps, monkeypatch):
     assert set(told) == {make_threat(norm, radius) for radius in eps}
 
 
-@pytest.mark.parametrize(("found", "broken", "refuted"), [(0.549, [0], 0), (0.5, [], 0), (0.2, [], 1)])
-def test_a_find_is_what_the_search_has_moved(found, broken, refuted):
+@pytest.mark.parametrize(("moved_to", "broken", "refuted"), [(0.549, [0], 0), (0.5, [], 0), (0.2, [], 1)])
+def test_a_find_is_what_the_search_has_moved(moved_to, broken, refuted):
     """Asked again, with the other images around it, its network may say otherwise."""
     x, y = torch.full((1, 1, 4, 4), 0.5), torch.zeros(1, dtype=torch.long)
-    attack = SimpleNamespace(perturb=lambda images, _: torch.full_like(images, found))
+    attack = SimpleNamespace(perturb=lambda images, _: torch.full_like(images, moved_to))
     reference = SimpleNamespace(apgd=attack, apgd_targeted=None, fab=None, square=None, seed=0, model=Halves(5.0))
     options = {"reference": reference, "part": "apgd-ce", "batch_size": 4, "tf32": make_threat("linf", 0.4)}
-    (only,) = break_survivors(Halves(0.55), x, y, torch.ones(1, dtype=torch.bool), **options)
-    assert (only.positions.tolist(), only.refuted) == (broken, refuted)
+    found = break_survivors(Halves(0.55), x, y, torch.ones(1, dtype=torch.bool), **options)
+    assert (found.positions, found.refuted) == (broken, refuted)

@@ -18,6 +18,7 @@ import widemargin
 from widemargin import InputError
 from widemargin.evaluation import evaluator
 from widemargin.evaluation.store import Store
+from widemargin.files import held
 
 CHILD = Path(__file__).with_name("evaluation_child.py")
 
@@ -158,6 +159,10 @@ def test_killed_for_good_in_a_process_of_its_own(whole, tmp_path):
     )
     try:
         assert child.stdout.readline() == "ready\n"
+        second = counted()
+        with pytest.raises(InputError, match=f"another process works in {out}; wait for it to end, or choose another"):
+            evaluate(second, out)
+        assert second.calls == 0
     finally:
         child.kill()
         child.communicate()
@@ -193,6 +198,27 @@ def test_a_step_of_a_quarter_of_eps_is_the_usual_one_said_aloud(whole, tmp_path)
     again = counted()
     assert_same(evaluate(again, tmp_path, step_size=0.2 / 4), whole[1])
     assert again.calls == 1
+
+
+# One at a time
+
+
+def test_a_folder_that_is_held_is_left_as_it_is(tmp_path):
+    partial = tmp_path / ".settings.json.partial"  # what the other one is writing
+    partial.write_text("{")
+    with held(tmp_path), pytest.raises(InputError, match="another process works in"):
+        evaluate(counted(), tmp_path)
+    assert list(tmp_path.iterdir()) == [partial]
+    evaluate(counted(), tmp_path, limit=2)
+    with held(tmp_path):  # let go of at the end
+        pass
+
+
+def test_two_evaluations_without_a_folder_do_not_meet(tmp_path):
+    def another():
+        assert evaluate(counted(), None, limit=2).count == 2
+
+    assert evaluate(counted(3, another), None, limit=2).count == 2
 
 
 # What must not be joined

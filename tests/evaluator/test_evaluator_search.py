@@ -1,6 +1,7 @@
 """Attacks that search with TF32: what they find counts only if it holds in float32.
 
-A CPU has no TF32, so the model looks at the switch and misbehaves where it is on, far more than TF32 would.
+A CPU has no TF32 and is refused; these tests say that it has, and the model looks at the switch and misbehaves where it
+is on, far more than TF32 would.
 """
 
 import pytest
@@ -9,10 +10,13 @@ from torch import Tensor, nn
 
 import widemargin
 from widemargin.errors import InputError
+from widemargin.evaluation import fits
 from widemargin.evaluation.notes import notes_for
+from widemargin.evaluation.searched import has_tf32
 from widemargin.evaluation.settings import EvaluationSettings
 from widemargin.precision import TF32
 
+pytestmark = pytest.mark.usefixtures("tf32_here")
 X = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -46,6 +50,7 @@ def test_what_does_not_hold_in_float32_does_not_count(tmp_path):
     assert report.refuted == 4 * 12  # every part found every image, and none held
     assert report.to_json()["precision"] == "float32 (no TF32); attacks searched with TF32"
     assert report.notes[-1].endswith("do not count: 48.")
+    assert report.to_json()["search"] == "tf32"
     again = judged("tf32", tmp_path)
     assert again.refuted == 48  # from the records
 
@@ -80,6 +85,7 @@ def test_float32_says_nothing_of_it(tmp_path):
     report = judged("float32", tmp_path)
     assert report.accuracy["autoattack"] == 100.0
     assert report.to_json()["precision"] == "float32 (no TF32)"
+    assert report.to_json()["search"] == "float32"
     assert report.notes == ()
 
 
@@ -102,6 +108,27 @@ def test_one_from_before_finds_were_pushed_is_not_continued(tmp_path):
 def test_mistakes():
     with pytest.raises(InputError, match="search must be one of 'float32', 'tf32', got 'bfloat16'"):
         EvaluationSettings(attacks=("clean",), eps=(0.1,), search="bfloat16")
+
+
+def test_where_there_is_no_tf32_it_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(fits, "has_tf32", has_tf32)
+    with pytest.raises(InputError, match="'float32' on a device without TF32, got 'tf32' on cpu; leave --search"):
+        judged("tf32", tmp_path)
+    assert not (tmp_path / "tf32").exists()
+
+
+def test_where_nothing_searches_it_is_refused_too():
+    with pytest.raises(InputError, match="search='tf32' has no effect where nothing attacks; leave --search out"):
+        widemargin.evaluate(Sensitive(), (X, torch.zeros(12, dtype=torch.long)), ["clean"], 0.1, search="tf32")
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "expected"),
+    [("cpu", None, False), ("cuda", (7, 5), False), ("cuda:1", (8, 0), True), ("cuda", (9, 0), True)],
+)
+def test_which_devices_have_tf32(monkeypatch, device, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda asked: {torch.device(device): capability}[asked])
+    assert has_tf32(torch.device(device)) is expected
 
 
 def test_no_note_without_autoattack():

@@ -194,6 +194,7 @@ X = torch.cat([torch.full((6, 1, 4, 4), 0.45), torch.full((6, 1, 4, 4), 0.55)])
 Y = torch.tensor([0] * 6 + [1] * 6)
 
 
+@pytest.mark.usefixtures("tf32_here")
 @pytest.mark.parametrize(("other", "left"), [(10.0, 0.0), (0.0, 100.0), (-10.0, 100.0)])
 def test_attacks_search_on_the_copy_and_the_model_judges(monkeypatch, other, left):
     """A copy that sees nothing finds nothing; one that sees everything upside down leads away from the boundary."""

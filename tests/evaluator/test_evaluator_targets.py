@@ -117,6 +117,14 @@ def test_a_head_without_bias_needs_its_scale(tmp_path, network):
     torch.testing.assert_close(2 * half(some_images(shape)), model(some_images(shape)))
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_head_with_a_bias_has_no_scale(tmp_path, network):
+    config, shape, classes = NETWORKS[network]
+    torch.save(build(config, shape, classes).state_dict(), tmp_path / "linear.pt")
+    with pytest.raises(InputError, match=r"--head-scale has no effect: .* with a bias, so their head is linear; leave"):
+        load_judgeable(str(tmp_path / "linear.pt"), image_shape=shape, head_scale=10.0)
+
+
 def test_rows_that_left_the_sphere_go_back(tmp_path):
     model = build(MLPConfig(hidden=(12,)), GRAY, 5, make_head=Hypersphere(scale=10.0))
     expected = model(some_images(GRAY))
@@ -174,6 +182,12 @@ def test_a_run_of_ours_says_what_it_is(run_folder, name, which):
     assert found.subject.checkpoint == read_checksum(run_folder / f"{which}.safetensors") != ""
 
 
+def test_a_run_of_ours_knows_its_head(run_folder):
+    for target in (run_folder, run_folder / "last.safetensors"):
+        with pytest.raises(InputError, match=r"--head-scale is for public weights; .*\.safetensors says which head it"):
+            load_judgeable(str(target), image_shape=None, head_scale=10.0)
+
+
 # A function of one's own
 
 
@@ -199,6 +213,11 @@ def test_a_function_of_the_users(own_module):
     assert isinstance(found.model[1], nn.Linear)
     assert not found.model.training
     assert found.subject.target == "own_nets:factory"
+
+
+def test_a_function_makes_its_own_head(own_module):
+    with pytest.raises(InputError, match="--head-scale is for public weights; own_nets:factory makes its own head;"):
+        load_judgeable("own_nets:factory", image_shape=None, head_scale=10.0)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pyautoattack.checks
 import pytest
 import torch
 from official import SHORT, VERY_SHORT, assert_official, assert_same, officially
-from small_networks import Rough, pictures, taught_conv, taught_flat
+from small_networks import Rough, flat_net, pictures, taught, taught_conv, taught_flat
 from torch import nn
+from torch.utils.data import Subset, TensorDataset
 
 import widemargin
 from widemargin import InputError
@@ -69,16 +70,37 @@ def test_a_network_of_flat_inputs(very_short, attacks):
         assert_official(seen_flat, officially(flattening, x, y, eps=0.08, classes=5, lengths=VERY_SHORT))
 
 
-def test_flat_inputs_that_are_no_square():
-    with pytest.raises(
-        InputError, match=r"flat inputs of 60 values are not a square image; give images \(N, C, H, W\)"
-    ):
-        widemargin.evaluate(taught_flat(5), (torch.rand(3, 60), torch.zeros(3, dtype=torch.long)), ["clean"])
+FORMS = {"flat, no square": (60,), "a signal": (3, 20), "gray images": (6, 10), "a film": (1, 3, 4, 5)}
 
 
-def test_inputs_that_are_neither_images_nor_flat():
-    with pytest.raises(InputError, match=r"images must be \(N, C, H, W\) or flat \(N, D\), got shape \(3, 8, 8\)"):
-        widemargin.evaluate(nn.Flatten(), (torch.rand(3, 8, 8), torch.zeros(3, dtype=torch.long)), ["clean"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_inputs_that_are_no_images(very_short, tmp_path, form, norm):
+    """As the same numbers in images, for a model that sees them in their own form."""
+    x, y = pictures(5, 12, (1, 6, 10))
+    network = taught(lambda: nn.Sequential(nn.Flatten(), flat_net(5, 60)), *pictures(5, 60, (1, 6, 10), seed=1))
+    own = x.reshape(12, *FORMS[form])
+    attacks = ["clean", "fgsm", "pgd5"]
+    options = {"distance": True, "norm": norm, "eps": 0.2 if norm == "linf" else 1.5}
+    found = widemargin.evaluate(Meets(FORMS[form], network), (own, y), attacks, out=tmp_path, **options)
+    assert_same(found, widemargin.evaluate(network, (x, y), attacks, **options))
+    assert len(set(found.accuracy.values())) > 1
+    assert (tmp_path / "report.json").exists()
+    assert not (tmp_path / "gallery.npz").exists()
+    with pytest.raises(InputError, match=r"autoattack takes images \(N, C, H, W\) or flat squares, .*; leave auto"):
+        widemargin.evaluate(Meets(FORMS[form], network), (own, y), ["clean", "autoattack"], 0.2, norm)
+
+
+class Meets(nn.Module):
+    """The network, for inputs of one form alone."""
+
+    def __init__(self, form, network):
+        super().__init__()
+        self.form, self.network = form, network
+
+    def forward(self, x):
+        assert x.shape[1:] == self.form
+        return self.network(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -90,6 +112,26 @@ def test_models_of_another_precision(short, dtype):
     assert report.verdicts["clean"].tolist() == (model(x.to(dtype)).argmax(1) == y).tolist()
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert report.margin.isfinite().all()
+
+
+class Scaled(nn.Module):
+    """A temperature of one arithmetic in front of a network of another."""
+
+    def __init__(self, dtype, other):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(2.0, dtype=other))
+        self.network = taught_conv(5).to(dtype)
+
+    def forward(self, x):
+        return self.network(x) / self.temperature
+
+
+@pytest.mark.parametrize("other", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_scale_of_another_precision_than_the_network(dtype, other):
+    model, (x, y) = Scaled(dtype, other), pictures(5, 12)
+    report = widemargin.evaluate(model, (x, y), ["clean", "fgsm"], 0.1)
+    assert report.verdicts["clean"].tolist() == (model(x.to(dtype)).argmax(1) == y).tolist()
 
 
 def test_images_of_another_precision_are_read_as_float32():
@@ -190,9 +232,28 @@ def test_no_batches_at_all():
         widemargin.evaluate(taught_conv(5), iter(()), ["clean"])
 
 
-def test_data_of_no_known_form():
-    with pytest.raises(InputError, match=r"data must give pairs \(images, labels\) of tensors, got Tensor"):
-        widemargin.evaluate(taught_conv(5), torch.zeros(2, 1, 8, 8), ["clean"])
+def test_empty_batches_alone():
+    with pytest.raises(InputError, match="the data is empty; give at least one example"):
+        widemargin.evaluate(taught_conv(5), [(torch.zeros(0, 1, 8, 8), labels())] * 3, ["clean"])
+
+
+def test_labels_without_images_among_the_batches():
+    with pytest.raises(InputError, match="at least one sample"):
+        widemargin.evaluate(taught_conv(5), [pictures(5, 3), (torch.zeros(0, 1, 8, 8), labels(1, 2))], ["clean"])
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (torch.zeros(2, 1, 8, 8), r"data must give pairs \(images, labels\) of tensors, got Tensor"),
+        (TensorDataset(*pictures(5, 3)), "got a TensorDataset of single examples; wrap it in a .*DataLoader"),
+        (Subset(TensorDataset(*pictures(5, 3)), [0, 1]), "got a Subset of single examples; wrap it in a .*DataLoader"),
+        (3, r"data must be \(images, labels\), a data set or its name, or batches of pairs, got int"),
+    ],
+)
+def test_data_of_no_known_form(data, says):
+    with pytest.raises(InputError, match=f"evaluate: .*{says}"):
+        widemargin.evaluate(taught_conv(5), data, ["clean"])
 
 
 def test_a_wrong_label_in_a_later_shard_is_seen_too():
@@ -228,15 +289,36 @@ class Detached(nn.Module):
         return self.model(x.detach())
 
 
+class Deaf(nn.Module):
+    """The same logits whatever the image: a view of a parameter, which asks for gradients as soon as that does."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.arange(5.0))
+
+    def forward(self, x):
+        return self.bias.expand(len(x), -1)
+
+
+class Restarted(Detached):
+    """Its logits have a gradient, which ends short of the images."""
+
+    def forward(self, x):
+        return self.model(x.detach().requires_grad_(True))
+
+
+@pytest.mark.parametrize("make", [Detached, Deaf, Restarted])
 @pytest.mark.parametrize(("attacks", "sanity"), [(["autoattack"], False), (["pgd2"], False), (["clean"], True)])
-def test_a_model_without_input_gradients_is_refused_in_one_line(attacks, sanity):
-    with pytest.raises(InputError, match="no gradient"):
-        widemargin.evaluate(Detached(), pictures(5, 4), attacks, 0.1, sanity=sanity, margins=False)
+def test_a_model_without_input_gradients_is_refused_in_one_line(make, attacks, sanity):
+    with pytest.raises(InputError, match="evaluate: the model's logits carry no gradient to the images") as refusal:
+        widemargin.evaluate(make(), pictures(5, 4), attacks, 0.1, sanity=sanity, margins=False)
+    assert "\n" not in str(refusal.value)
 
 
-def test_a_model_without_input_gradients_has_a_clean_accuracy():
-    report = widemargin.evaluate(Detached(), pictures(5, 4), ["clean"], **QUICK)
-    assert report.accuracy == {"clean": 100.0}
+@pytest.mark.parametrize(("make", "right"), [(Detached, 100.0), (Deaf, 0.0), (Restarted, 100.0)])
+def test_a_model_without_input_gradients_has_a_clean_accuracy(make, right):
+    report = widemargin.evaluate(make(), pictures(5, 4), ["clean"], **QUICK)
+    assert report.accuracy == {"clean": right}
 
 
 # The world around it

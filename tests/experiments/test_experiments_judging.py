@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from widemargin.cli.main import run
+from widemargin.data import load
 from widemargin.errors import InputError
 from widemargin.evaluation.store import Store
 from widemargin.experiments import judging, judgments
@@ -18,6 +19,7 @@ from widemargin.experiments.judging import search_for
 from widemargin.experiments.judgments import JUDGMENTS, judgment_of
 from widemargin.recipes import all_recipes
 from widemargin.recipes.tables import all_tables, find_table
+from widemargin.training import setup
 
 
 def test_blocks_are_the_methods_on_one_network():
@@ -185,6 +187,28 @@ def test_8_255_is_refused_for_other_rows_before_anything_is_trained(table, argum
     assert run(command) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_each_data_set_is_read_once_and_only_what_is_needed(tmp_path, monkeypatch, capsys):
+    read = []
+
+    def counted(name, split, **options):
+        read.append(split)
+        return load(name, split, **options)
+
+    monkeypatch.setattr(setup, "load", counted)
+    monkeypatch.setattr(judging, "load", counted)
+    command = ["reproduce", "table1", "--quick", "--device", "cpu", "--rows", "st-emr", "--out", str(tmp_path)]
+    assert run(command) == 0
+    assert sorted(read) == ["test", "train"]
+    read.clear()
+    assert run([*command, "--judge-with", "distance"]) == 0
+    assert read == ["test"]
+    folder = tmp_path / "mnist-mlp-st-emr" / "seed-0"
+    reports = later_reports(folder, "evaluation", "distance")
+    assert reports["distance"]["data"] == reports["evaluation"]["data"] | {"count": 40}
+    assert json.loads((folder / "result.json").read_text())["margin_train"]["count"] > 0
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def write_evaluation(
         "shard_size": 500,
         "batch_size": 250,
         "attacks": ["clean", "fgsm", "pgd10", "pgd100", "autoattack"],
+        "search": "float32",
         "accuracy": accuracy,
         "curves": {
             "pgd10": [

@@ -387,6 +387,24 @@ def test_the_command_has_the_path_of_the_data_and_the_scale_of_the_head(tmp_path
     assert f"--eps {8 / 255!r} " in command
 
 
+OLD_AND_NEW = [
+    ({"search": "tf32", "precision": "any words"}, True),
+    ({"search": "float32", "precision": "attacks searched with TF32"}, False),
+    ({"search": None, "precision": "float32 (no TF32); attacks searched with TF32"}, True),
+    ({"search": None, "precision": "float32 (no TF32); AutoAttack searched with TF32"}, True),
+    ({"search": None, "precision": "float32 (no TF32)"}, False),
+]
+
+
+@pytest.mark.parametrize(("said", "searched"), OLD_AND_NEW)
+def test_the_command_searches_as_the_evaluation_did(tmp_path, said, searched):
+    """Older reports say it in words alone."""
+    report = write_evaluation(tmp_path / "e", count=20, target="net.pt") | said
+    kept = {key: value for key, value in report.items() if value is not None}
+    (tmp_path / "e" / "report.json").write_text(json.dumps(kept))
+    assert ("--search tf32" in commands_of(page_of(tmp_path))[0]) is searched
+
+
 EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"
 
 

@@ -12,6 +12,7 @@ import torch
 
 from widemargin.cli.main import run
 from widemargin.data import load
+from widemargin.evaluation import fits
 from widemargin.models import MLPConfig
 
 RECIPE = "mnist-mlp/st-wd0.01"
@@ -39,6 +40,14 @@ def fill(place):
     np.savez(place / "my data" / "own.npz", **parts)
     model = MLPConfig(hidden=(8,)).build(image_shape=(1, 28, 28), num_classes=10, seed=0)
     torch.save(model.state_dict(), place / "net.pt")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tf32_here():
+    """As if this device had TF32: the option goes into the command and out of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fits, "has_tf32", lambda device: True)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ from widemargin.errors import InputError
 from widemargin.evaluation import Report
 from widemargin.evaluation import evaluate as judge
 from widemargin.evaluation.processes import processes
+from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE
 from widemargin.evaluation.subject import Judgeable, load_judgeable
 from widemargin.threat import THREATS
 from widemargin.training.setup import choose_device, held_out_images
@@ -53,8 +54,8 @@ def evaluate(
     distance: Distance = False,
     limit: Limit = None,
     seed: Seed = 0,
-    shard_size: ShardSize = 500,
-    batch_size: BatchSize = 250,
+    shard_size: ShardSize = SHARD_SIZE,
+    batch_size: BatchSize = BATCH_SIZE,
     search: Search = "float32",
     head_scale: HeadScale = None,
     out: Out = None,

@@ -24,7 +24,7 @@ def _title(report: Report) -> str:
     settings, subject = report.settings, report.subject
     what = "test" if subject.split == "test" else "held-out"
     title = f"{subject.target}: {report.count:,} {what} images of {subject.data}"
-    if set(settings.attacks) == {"clean"}:
+    if not settings.attacked:
         return title
     radii = ", ".join(_spelled(eps) for eps in settings.eps)
     step = "eps/4" if settings.step_size is None else f"{settings.step_size:g}"

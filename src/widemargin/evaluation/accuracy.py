@@ -1,8 +1,8 @@
 """Is the label still the largest logit? Per example, clean or under attack, in evaluation mode and plain float32.
 
-Reduced precision would move verdicts, so none is given in it; who measures often may let the attack search in TF32. For
-our own networks, whose work is the same for every batch, a GPU replays the kernels of the attack (``engine.Replayed``):
-the same images, without the launches.
+Verdicts are always computed in float32, since less precision would change some. The attack may search in TF32, which is
+faster. For our own networks, whose work is the same for every batch, a GPU replays the kernels of the attack
+(``engine.Replayed``): the same images, without the launches.
 """
 
 import math

@@ -7,7 +7,6 @@ With TF32 the search is faster on a GPU and other than in float32. Whatever it f
 float32 too, if need be after a push (``pushed``); what is not goes on as a survivor.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +22,9 @@ from widemargin.threat import Threat
 
 @dataclass(frozen=True)
 class Broken:
-    """What a part broke in a batch: positions, adversarial images, and how many of its finds did not hold."""
+    """What a part broke: positions, and how many of its finds did not hold."""
 
-    positions: Tensor
-    images: Tensor
+    positions: list[int]
     refuted: int
 
 
@@ -40,12 +38,14 @@ def break_survivors(
     part: str,
     batch_size: int,
     tf32: Threat | None = None,
-) -> Iterator[Broken]:
-    """What a part breaks in each batch of survivors; called in float32.
+) -> Broken:
+    """What a part breaks of the survivors, batch by batch; called in float32.
 
     ``reference`` has the network that is searched on, the model or a copy; ``model`` judges what is found. With
     ``tf32``, the threat model of the reference, it searches in TF32.
     """
+    broken: list[int] = []
+    refuted = 0
     with torch.no_grad():
         for positions in survivors.nonzero()[:, 0].split(batch_size):
             images, labels = x[positions], y[positions]
@@ -54,8 +54,10 @@ def break_survivors(
                 claimed = torch.zeros_like(labels, dtype=torch.bool)
             else:
                 x_adv, claimed = _searched_in_tf32(model, images, labels, reference, part, tf32)
-            broken = ~predicted(model(x_adv), labels)
-            yield Broken(positions[broken], x_adv[broken].detach(), int((claimed & ~broken).sum()))
+            fooled = ~predicted(model(x_adv), labels)
+            broken += positions[fooled].tolist()
+            refuted += int((claimed & ~fooled).sum())
+    return Broken(broken, refuted)
 
 
 def _searched_in_tf32(

@@ -4,9 +4,9 @@ Beside the effective margin in the same norm it shows whether the margin means w
 true distance: no attack proves that nothing nearer exists.
 
 On a GPU the search may be quicker with TF32, on a copy of the network. FAB stops a little beyond the boundary it sees,
-by less than TF32's error, so what it finds is made longer by up to two percent until it is adversarial in float32. It
-counts if float32 sees the boundary within three percent of it; images of which float32 sees anything as near otherwise
-are searched again in float32.
+by less than TF32's error, so what it finds is made longer by up to two percent until it is adversarial in float32. Such
+a find counts if float32 still classifies the image correctly at 97% of that distance. Where float32 disagrees about any
+find that near, the image is searched again in float32.
 """
 
 from collections.abc import Iterator

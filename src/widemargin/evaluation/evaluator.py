@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,23 +13,24 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from widemargin.checks import check_labels, check_model
+from widemargin.checks import check_model
 from widemargin.data import ImageSet
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers
+from widemargin.evaluation.arguments import attack_names, number, radii
 from widemargin.evaluation.backend import undisturbed
-from widemargin.evaluation.gallery import GALLERY, write_gallery
+from widemargin.evaluation.fits import check_fits, check_search
+from widemargin.evaluation.gallery import GALLERY, can_be_shown, write_gallery
 from widemargin.evaluation.judge import Judge
 from widemargin.evaluation.notes import notes_for, notes_on
 from widemargin.evaluation.processes import Processes, processes
 from widemargin.evaluation.report import IN_MEMORY, Report, Subject, collect, write_report
 from widemargin.evaluation.searched import searched
-from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings, written
+from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE, EvaluationSettings, written
 from widemargin.evaluation.shards import Shard, shards
 from widemargin.evaluation.store import Store
 from widemargin.evaluation.wrapped import Wrapped
 from widemargin.types import Norm
-from widemargin.written import Written
 
 SANITY = "sanity"
 SANITY_BATCH = 100
@@ -47,8 +49,8 @@ def evaluate(
     seed: int = 0,
     out: str | Path | None = None,
     *,
-    shard_size: int = 500,
-    batch_size: int = 250,
+    shard_size: int = SHARD_SIZE,
+    batch_size: int = BATCH_SIZE,
     distance: bool = False,
     margins: bool = True,
     sanity: bool = True,
@@ -71,10 +73,10 @@ def evaluate(
     with processes(store.folder) as group:
         with group.agreeing():
             settings = EvaluationSettings(
-                attacks=(attacks,) if isinstance(attacks, str) else tuple(attacks),
-                eps=_radii(eps),
+                attacks=attack_names(attacks),
+                eps=radii(eps),
                 norm=norm,
-                step_size=step_size,
+                step_size=None if step_size is None else number("step_size", step_size),
                 seed=seed,
                 shard_size=shard_size,
                 batch_size=batch_size,
@@ -84,20 +86,31 @@ def evaluate(
                 search=search,
                 max_steps=max_steps,
             )
+            check_search(settings, _device_of(model))
         subject = subject or Subject(data=_name(data))
         pieces = shards(data, shard_size, data_dir=data_dir, limit=limit)
-        return _run(model, pieces, settings, subject, store, group, console or Console(quiet=True))
+        with _held(store, group):
+            return _run(model, pieces, settings, subject, store, group, console or Console(quiet=True))
+
+
+@contextmanager
+def _held(store: Store, group: Processes) -> Iterator[None]:
+    """The first process holds the folder for all of them; where it is refused, all are."""
+    with ExitStack() as inside:
+        with group.agreeing():
+            if group.first:
+                inside.enter_context(store.held())
+        yield
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _name(data: object) -> str:
     if isinstance(data, ImageSet):
         return data.name
     return data if isinstance(data, str) else IN_MEMORY
-
-
-def _radii(eps: float | str | Sequence[float | str]) -> tuple[float, ...]:
-    single = [eps] if isinstance(eps, int | float | str) else eps
-    return tuple(Written(value) if isinstance(value, str) else value for value in single)
 
 
 def _run(
@@ -109,12 +122,12 @@ def _run(
     group: Processes,
     console: Console,
 ) -> Report:
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = _device_of(model)
     with group.agreeing():  # before any work is done
         if group.first:
             store.claim(_identity(model, settings, subject))
         first = _first(pieces)
-        classes = _check_fits(Wrapped(model, flat=first.flat), first, settings, device)
+        classes = check_fits(Wrapped(model, flat=first.flat), first, settings, device)
     numbers: list[int] = []
     say = partial(console.print, highlight=False)
     to_search: nn.Module | None = None
@@ -179,9 +192,9 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) 
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     table = dataclasses.asdict(settings) | {"eps": [written(eps) for eps in settings.eps]}
-    radii = [float(eps) for eps in settings.eps]
-    table |= {"radii": radii}
-    if [settings.step_size] == [eps / 4 for eps in radii]:
+    sizes = [float(eps) for eps in settings.eps]
+    table |= {"radii": sizes}
+    if [settings.step_size] == [eps / 4 for eps in sizes]:
         table["step_size"] = None  # eps/4 said aloud
     if settings.search == "float32":
         del table["search"]  # as in the records of versions that knew no other
@@ -200,34 +213,11 @@ def _what_is_searched(settings: EvaluationSettings) -> str:
     return f"{what}, pushed" if AUTOATTACK in settings.attacks else what
 
 
-def _check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, device: torch.device) -> int:
-    """One forward pass tells whether the model takes these images, can be attacked, and knows every label.
-
-    Returns the number of classes.
-    """
-    leaf = shard.images[:1].to(device, copy=True).requires_grad_(True)
-    try:
-        with torch.enable_grad(), undisturbed(model):
-            logits = model(leaf)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"evaluate: the model does not take images of shape {tuple(leaf.shape[1:])}: {reason}"
-        ) from error
-    if settings.needs_gradients and not logits.requires_grad:
-        raise InputError(
-            "evaluate: the model's logits carry no gradient to the images; its forward detaches them, or runs under "
-            "torch.no_grad() or torch.inference_mode()"
-        )
-    check_labels("evaluate", shard.labels, batch=len(shard.labels), num_classes=logits.shape[1])
-    return int(logits.shape[1])
-
-
 def _look(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Store, device: torch.device) -> None:
-    """What is seen once, on the first images: alarms of the model itself, and a gallery."""
+    """What is seen once, on the first images: alarms of the model itself, and a gallery where there are attacks."""
     if settings.sanity:
         _sanity(model, shard, settings, store, device)
-    if store.folder is not None and not (store.folder / GALLERY).exists():
+    if settings.attacked and can_be_shown(shard) and store.folder is not None and not (store.folder / GALLERY).exists():
         with undisturbed(model):
             write_gallery(model, shard, settings, store.folder, device)
 
@@ -235,7 +225,8 @@ def _look(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Sto
 def _sanity(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Store, device: torch.device) -> None:
     """Write down the alarms of the model itself, from its first images; looked at once."""
     if store.note(SANITY) is None:
-        x, y = shard.images[:SANITY_BATCH].to(device), shard.labels[:SANITY_BATCH].to(device)
+        count = min(SANITY_BATCH, settings.batch_size)
+        x, y = shard.images[:count].to(device), shard.labels[:count].to(device)
         with undisturbed(model):
             alarms = alarms_of_model(model, x, y, settings)
         store.write_note(SANITY, {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]})

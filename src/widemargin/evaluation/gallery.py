@@ -15,10 +15,15 @@ from widemargin.files import write_whole
 GALLERY, SHOWN, STEPS = "gallery.npz", 8, 20
 
 
+def can_be_shown(shard: Shard) -> bool:
+    """Whether these are images in gray or in color."""
+    return shard.shows_images and shard.images.shape[1] in (1, 3)
+
+
 def write_gallery(
     model: nn.Module, shard: Shard, settings: EvaluationSettings, folder: Path, device: torch.device
 ) -> None:
-    """The first images of the data and what the last gradient attack (else PGD-20) at the largest eps makes of them."""
+    """The first images and what the last gradient attack makes of them at the largest eps; PGD-20 for AutoAttack."""
     name, attack = _strongest(settings)
     x, y = shard.images[:SHOWN].to(device), shard.labels[:SHOWN].to(device)
     x_adv = attack(model, x, y)

@@ -120,11 +120,10 @@ class Judge:
             def compute(part: str = part, survivors: Tensor = survivors) -> Record:
                 alive = survivors.to(x.device)
                 size, tf32 = settings.batch_size, threat if settings.search == "tf32" else None
-                found = list(
-                    break_survivors(self.model, x, y, alive, reference=reference, part=part, batch_size=size, tf32=tf32)
+                found = break_survivors(
+                    self.model, x, y, alive, reference=reference, part=part, batch_size=size, tf32=tf32
                 )
-                record: Record = {"broken": sorted(int(at) for batch in found for at in batch.positions)}
-                return record | ({"refuted": sum(batch.refuted for batch in found)} if tf32 else {})
+                return {"broken": found.positions} | ({"refuted": found.refuted} if tf32 else {})
 
             pieces[label] = self._piece(shard, label, compute)
             survivors = survivors.clone()
@@ -155,7 +154,7 @@ class Judge:
 
     def _distance(self, x: Tensor, y: Tensor, classes: int) -> Record:
         settings = self.settings
-        tf32 = settings.search == "tf32" and (self.device.type == "cuda" or self.searched is not self.model)
+        tf32 = settings.search == "tf32"
         found = minimal_distance(
             self.model,
             x,

@@ -1,4 +1,7 @@
-"""Several processes share the shards of one evaluation (torchrun): process r judges every shard n with n mod P = r."""
+"""Several processes (torchrun) share one evaluation, or the training of one run, and agree on what they refuse.
+
+Of the shards of an evaluation, and of the batches on which a run is watched, process r takes every n with n mod P = r.
+"""
 
 import os
 from collections.abc import Iterator
@@ -31,9 +34,9 @@ class Processes:
         """Whether this one writes what is written once."""
         return self.rank == 0
 
-    def mine(self, shard: int) -> bool:
-        """Whether this one judges that shard."""
-        return shard % self.count == self.rank
+    def mine(self, piece: int) -> bool:
+        """Whether this one takes that piece: a shard, or a batch."""
+        return piece % self.count == self.rank
 
     def wait(self) -> None:
         """Until every process is here."""

@@ -80,6 +80,7 @@ class Report:
             "shard_size": settings.shard_size,
             "batch_size": settings.batch_size,
             "attacks": list(settings.attacks),
+            "search": settings.search,
             "accuracy": self.accuracy,
             "curves": self.curves,
             "margins": self._margins(),
@@ -93,8 +94,7 @@ class Report:
         }
 
     def _precision(self) -> str:
-        searched = self.settings.search == "tf32" and self.settings.searches
-        return "float32 (no TF32)" + "; attacks searched with TF32" * searched
+        return "float32 (no TF32)" + "; attacks searched with TF32" * (self.settings.search == "tf32")
 
     def _data(self) -> dict[str, Any]:
         table = {"name": self.subject.data, "split": self.subject.split, "count": self.count}

@@ -27,6 +27,11 @@ MANY_KINDS = 64
 """Torch compiles a function for eight kinds of arguments and no more; each kind of network takes two here."""
 
 
+def has_tf32(device: torch.device) -> bool:
+    """Whether allowing TF32 makes a difference there: GPUs have it since Ampere, CPUs do not."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+
+
 def searched(model: nn.Module, *, tf32: bool, many_like: Tensor | None = None) -> nn.Module:
     """The model, or such a copy of it; its weights are the model's of now.
 
@@ -55,8 +60,8 @@ def channels_last_copy(model: nn.Module) -> nn.Module:
 def compiled(network: nn.Module, batch: Tensor, compiler: Any) -> nn.Module:
     """The network compiled for batches of any size like this one, with and without gradients; it is ready after.
 
-    To be called with TF32 allowed. ``compiler`` is a backend of torch.compile; where it fails, a warning says so, and
-    the network is given back as it is.
+    It is compiled for calls with TF32 allowed. ``compiler`` is a backend of torch.compile; where it fails, a warning
+    says so, and the network is given back as it is.
     """
     if len(batch) < FEW:
         return network

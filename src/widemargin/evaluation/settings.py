@@ -11,6 +11,8 @@ from widemargin.written import Written
 
 AUTOATTACK = "autoattack"
 SEARCHES = ("float32", "tf32")
+SHARD_SIZE, BATCH_SIZE = 500, 250
+"""What is finished together, and what is attacked at once, unless somebody says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +24,8 @@ class EvaluationSettings:
     norm: Norm = "linf"
     step_size: float | None = None
     seed: int = 0
-    shard_size: int = 500
-    batch_size: int = 250
+    shard_size: int = SHARD_SIZE
+    batch_size: int = BATCH_SIZE
     distance: bool = False
     margins: bool = True
     sanity: bool = True
@@ -47,9 +49,14 @@ class EvaluationSettings:
                 self.attack(name, eps)
 
     @property
+    def attacked(self) -> bool:
+        """Whether there are attacks, which take place at each eps."""
+        return set(self.attacks) != {"clean"}
+
+    @property
     def searches(self) -> bool:
         """Whether anything here looks for adversarial images."""
-        return self.distance or set(self.attacks) != {"clean"}
+        return self.distance or self.attacked
 
     @property
     def needs_gradients(self) -> bool:

@@ -3,26 +3,33 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
 from widemargin.checks import check_batch, check_range
 from widemargin.data import ImageSet, load
 from widemargin.errors import InputError
-from widemargin.evaluation.wrapped import as_images
+from widemargin.evaluation.wrapped import as_images, is_square
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Examples from ``first`` on: images float32 in [0, 1], and their labels, on the CPU."""
+    """Examples from ``first`` on: images float32 in [0, 1], where the data has them, and their labels, on the CPU."""
 
     number: int
     first: int
     images: Tensor
     labels: Tensor
     flat: bool = False
-    """Whether the inputs came flat, (N, D); ``images`` then shows them as squares."""
+    """Whether the inputs came flat, (N, D), and ``images`` shows them as squares."""
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether they are images (N, C, H, W), and not signals or rows of numbers."""
+        return self.images.dim() == 4
 
     def digest(self) -> str:
         """What tells these examples from others."""
@@ -39,23 +46,25 @@ def shards(
     data_dir: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Shard]:
-    """Cut the data into shards of ``size`` examples; only one is held at a time."""
+    """Cut the data into shards of ``size`` examples; only one is held at a time, and each example copied once."""
     held: list[tuple[Tensor, Tensor]] = []
-    number = first = count = 0
+    number, room = 0, size
     for images, labels in _limited(_batches(data, size, data_dir), limit):
-        held.append((images, labels))
-        count += len(labels)
-        while count >= size:
-            x, y = _joined(held)
-            yield _shard(number, first, x[:size], y[:size])
-            held, count = ([(x[size:], y[size:])] if count > size else []), count - size
-            number, first = number + 1, first + size
-    if count:
-        yield _shard(number, first, *_joined(held))
+        start = 0
+        while start < len(labels):
+            part = slice(start, start + room)
+            held.append((images[part], labels[part]))
+            start, room = start + room, room - len(labels[part])
+            if not room:
+                yield _shard(number, size, held)
+                held, number, room = [], number + 1, size
+    if held:
+        yield _shard(number, size, held)
 
 
-def _shard(number: int, first: int, x: Tensor, y: Tensor) -> Shard:
-    return Shard(number, first, as_images(x), y.cpu(), flat=x.dim() == 2)
+def _shard(number: int, size: int, held: list[tuple[Tensor, Tensor]]) -> Shard:
+    x, y = torch.cat([images for images, _ in held]), torch.cat([labels for _, labels in held])
+    return Shard(number, number * size, as_images(x), y.cpu(), flat=is_square(x))
 
 
 def _batches(
@@ -66,15 +75,37 @@ def _batches(
     if isinstance(data, ImageSet):
         for start in range(0, len(data), size):
             yield data.floats(slice(start, start + size)), data.labels[start : start + size]
-        return
-    pairs = [data] if _is_pair(data) else data
-    for pair in pairs:
+    elif _is_pair(data):
+        yield _checked(*data)
+    else:
+        _check_batched(data)
+        yield from _of_batches(data)
+
+
+def _of_batches(batches: Iterable[object]) -> Iterator[tuple[Tensor, Tensor]]:
+    for pair in batches:
         if not _is_pair(pair):
             raise InputError(f"evaluate: data must give pairs (images, labels) of tensors, got {type(pair).__name__}")
-        yield _checked(*pair)
+        images, labels = pair
+        if images.shape[:1] != (0,) or labels.shape != (0,):  # an empty batch has nothing to judge
+            yield _checked(images, labels)
 
 
-def _is_pair(data: object) -> bool:
+def _check_batched(data: object) -> None:
+    """Refuse what gives one example at a time, and what gives none."""
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        raise InputError(
+            f"evaluate: data must give batches, got a {type(data).__name__} of single examples; wrap it in a "
+            "torch.utils.data.DataLoader"
+        )
+    if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
+        raise InputError(
+            "evaluate: data must be (images, labels), a data set or its name, or batches of pairs, got "
+            f"{type(data).__name__}"
+        )
+
+
+def _is_pair(data: object) -> TypeGuard[tuple[Tensor, Tensor]]:
     return isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
 
 
@@ -96,7 +127,3 @@ def _limited(batches: Iterator[tuple[Tensor, Tensor]], limit: int | None) -> Ite
         yield images[:left], labels[:left]
         if left is not None and (left := left - len(labels)) <= 0:
             return
-
-
-def _joined(held: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return torch.cat([images for images, _ in held]), torch.cat([labels for _, labels in held])

@@ -1,17 +1,19 @@
 """What an evaluation writes down, so that it can be killed anywhere and go on.
 
 ``parts/`` holds one small file for each finished piece of a shard (an attack, the margins), ``shards/`` the finished
-shards as JSON lines. Every file is whole or not there. Without a folder everything stays in memory.
+shards as JSON lines. Every file is whole or not there. Without a folder everything stays in memory. A folder is held
+while an evaluation works there.
 """
 
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
-from widemargin.files import make_folder, write_text_whole
+from widemargin.files import held, make_folder, write_text_whole
 
 SETTINGS, PARTS, SHARDS = "settings.json", "parts", "shards"
 Record = dict[str, Any]
@@ -23,6 +25,19 @@ class Store:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._memory: dict[str, str] = {}
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The folder is this evaluation's alone inside; a second one is refused. A kill lets go of it."""
+        if self.folder is None:
+            yield
+            return
+        with suppress(OSError):  # only made: what another evaluation may be writing there is not ours to sweep away
+            self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.folder.is_dir():
+            make_folder(self.folder)  # which says why there can be none
+        with held(self.folder):
+            yield
 
     def claim(self, settings: Record) -> None:
         """Write the settings, or see that the evaluation found here has the same."""

@@ -46,13 +46,20 @@ def load_judgeable(
 ) -> Judgeable:
     """``image_shape`` is that of the data to judge on: public weights do not say what images they want."""
     if ":" in text and not Path(text).exists():
+        _refuse_scale(head_scale, f"{text} makes its own head")
         return _from_factory(text)
     path = Path(text)
     if path.is_file() and (path.suffix in PICKLED or not _is_ours(path)):
         return _from_public(path, image_shape, head_scale)
     target = load_target(path)
+    _refuse_scale(head_scale, f"{target.path} says which head it has")
     config = target.description.run_config()
     return Judgeable(target.model, subject_of(target), config.evaluation, config.data.name, target)
+
+
+def _refuse_scale(head_scale: float | None, reason: str) -> None:
+    if head_scale is not None:
+        raise InputError(f"--head-scale is for public weights; {reason}; leave it out")
 
 
 def subject_of(target: Target) -> Subject:

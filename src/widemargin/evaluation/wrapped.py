@@ -1,4 +1,4 @@
-"""Any classifier as the attacks expect one: (N, C, H, W) float32 in [0, 1] in, float32 logits out.
+"""Any classifier as the attacks expect one: float32 inputs in [0, 1], most often images, in; float32 logits out.
 
 A float64 or bfloat16 model keeps its own arithmetic and is fed and read in float32; a model of flat inputs sees them
 flat.
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.checks import check_logits
-from widemargin.errors import InputError
 
 
 class Wrapped(nn.Module):
@@ -20,8 +19,7 @@ class Wrapped(nn.Module):
         super().__init__()
         self.model = model
         self.flat = flat
-        first = next((p for p in model.parameters() if p.is_floating_point()), None)
-        self.dtype = torch.float32 if first is None else first.dtype
+        self.dtype = _input_dtype(model)
         self.training = model.training
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,16 +30,19 @@ class Wrapped(nn.Module):
         return logits.float()
 
 
+def _input_dtype(model: nn.Module) -> torch.dtype:
+    """That of the first matrix or kernel, which images meet; a scale in front of it may be of any."""
+    found = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    weights = [parameter for parameter in found if parameter.dim() > 1]
+    return next((parameter.dtype for parameter in weights + found), torch.float32)
+
+
+def is_square(x: Tensor) -> bool:
+    """Whether flat inputs (N, D) can be shown as square one-channel images."""
+    return x.dim() == 2 and math.isqrt(x.shape[1]) ** 2 == x.shape[1]
+
+
 def as_images(x: Tensor) -> Tensor:
-    """Flat inputs (N, D) as square one-channel images; the black-box attack draws squares on them."""
-    if x.dim() == 4:
-        return x
-    if x.dim() != 2:
-        raise InputError(f"evaluate: images must be (N, C, H, W) or flat (N, D), got shape {tuple(x.shape)}")
+    """Flat inputs as square images where they can be: AutoAttack draws squares on them. Others as they are."""
     side = math.isqrt(x.shape[1])
-    if side * side != x.shape[1]:
-        raise InputError(
-            f"evaluate: flat inputs of {x.shape[1]} values are not a square image; give images (N, C, H, W) and let "
-            "the model flatten them"
-        )
-    return x.view(len(x), 1, side, side)
+    return x.view(len(x), 1, side, side) if is_square(x) else x

@@ -16,10 +16,11 @@ from torch import nn
 from widemargin.checkpoints import software_versions
 from widemargin.config import EvaluationConfig, RunConfig
 from widemargin.config_files import to_dict
-from widemargin.data import ImageSet, in_order
+from widemargin.data import ImageSet, in_order, load
 from widemargin.evaluation import Report, Target, evaluate, load_target, measure_margins
 from widemargin.evaluation.margins import MeasuredMargins
-from widemargin.evaluation.settings import AUTOATTACK
+from widemargin.evaluation.searched import has_tf32
+from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE
 from widemargin.evaluation.subject import subject_of
 from widemargin.experiments.hardware import hardware_name
 from widemargin.experiments.job import RESULT, RUN, Job
@@ -29,7 +30,7 @@ from widemargin.files import write_text_whole
 from widemargin.margins.histogram import WIDTHS, count_margins
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config
 from widemargin.training import RunResult
-from widemargin.training.setup import Splits, load_splits
+from widemargin.training.setup import Splits
 from widemargin.training.watch import batch_size, first_samples, training_points
 from widemargin.types import Nets
 
@@ -40,13 +41,12 @@ EACH: dict[type, float] = {MLPConfig: 0.1, CNNConfig: 0.4, ResNet18Config: 4.5}
 """MiB that the gradient of an image needs; a quarter of a GPU's memory may hold them, so smaller ones take fewer."""
 
 
-def judge(job: Job, run: RunResult, *, data_dir: str | None, device: torch.device, workers: int) -> None:
-    """Write the job's ``result.json``."""
+def judge(job: Job, run: RunResult, splits: Splits, *, device: torch.device, workers: int) -> None:
+    """Write the job's ``result.json``; the images are those of the run, on the device."""
     began = time.monotonic()
     config = job.config
     target = load_target(run.folder)
     model = target.model.to(device)
-    splits = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=device)
     accuracy = _accuracy(job, model, splits.test, target)
     measured = _margins(job, model, splits) if job.margins else {}
     result = {
@@ -98,12 +98,13 @@ def _evaluated(
     model: nn.Module,
     test: ImageSet,
     target: Target,
-    **options: Any,
+    *,
+    limit: int | None = None,
+    distance: bool = False,
 ) -> Report:
     """The evaluation in that folder of the job."""
-    on_gpu = next(model.parameters()).is_cuda
-    size = piece_size(type(job.config.model), next(model.parameters()).device) if on_gpu else None
-    options |= {} if size is None else {"shard_size": size, "batch_size": size}
+    device = next(model.parameters()).device
+    size = piece_size(type(job.config.model), device) if device.type == "cuda" else None
     return evaluate(
         model,
         test,
@@ -113,11 +114,14 @@ def _evaluated(
         plan.step_size,
         job.seed,
         job.folder / folder,
+        shard_size=size or SHARD_SIZE,
+        batch_size=size or BATCH_SIZE,
+        distance=distance,
+        limit=limit,
         max_steps=ATTACK_STEPS if job.quick else None,
         sanity=not job.quick,
-        search=search_for(job.config, plan.attacks) if on_gpu else "float32",
+        search=search_for(job.config, plan.attacks) if has_tf32(device) else "float32",
         subject=replace(subject_of(target), data=test.name),
-        **options,
     )
 
 
@@ -133,7 +137,7 @@ def piece_size(network: type, device: torch.device) -> int | None:
 
 
 def search_for(config: RunConfig, attacks: Sequence[str]) -> str:
-    """On a GPU: large networks are searched with TF32, and the CNN by AutoAttack alone, which takes longest."""
+    """Where there is TF32: large networks are searched with it, the CNN by AutoAttack alone, which takes longest."""
     if isinstance(config.model, MLPConfig):
         return "float32"
     return "tf32" if not isinstance(config.model, CNNConfig) or AUTOATTACK in attacks else "float32"
@@ -141,9 +145,9 @@ def search_for(config: RunConfig, attacks: Sequence[str]) -> str:
 
 def judge_with(job: Job, name: str, *, data_dir: str | None, device: torch.device) -> None:
     """Judge a finished job once more; the evaluation is in the folder of that name."""
-    config = job.config
+    data = job.config.data
     plan = judgment_of(job.row.recipe.config, name)
     target = load_target(job.folder / RUN)
-    test = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=device).test
+    test = load(data.name, "test", data_dir=data_dir, limit=data.test_limit).to(device)
     model = target.model.to(device)
     _evaluated(job, name, plan, model, test, target, limit=plan.limit, distance=plan.distance)

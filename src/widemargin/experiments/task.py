@@ -9,7 +9,7 @@ from widemargin.experiments.job import Job
 from widemargin.experiments.judging import judge, judge_with
 from widemargin.experiments.kept import weights_of
 from widemargin.training import Stop, train
-from widemargin.training.setup import choose_device
+from widemargin.training.setup import choose_device, load_splits
 
 CHECKPOINT_PAUSE = 30.0
 """Seconds: an epoch of a small network takes no longer than its checkpoint; a kill costs half a minute at most."""
@@ -46,22 +46,23 @@ class Means:
 
 def perform(task: Task, means: Means, *, max_seconds: float, console: Console, stop: Stop | None = None) -> None:
     """Do it, or as much of it as the time, or whoever asks through ``stop``, allows."""
-    job = task.job
+    job, device = task.job, choose_device(means.device)
     if task.judgment is not None:
         with calling_networks():
-            judge_with(job, task.judgment, data_dir=means.data_dir, device=choose_device(means.device))
+            judge_with(job, task.judgment, data_dir=means.data_dir, device=device)
         return
+    config = job.trained_config
+    splits = load_splits(config.data, seed=config.seed, data_dir=means.data_dir, device=device)
     run = train(
-        job.trained_config,
+        config,
         out=job.trained_in,
-        data_dir=means.data_dir,
         device=means.device,
+        splits=splits,
         max_seconds=max_seconds,
         console=console,
         stop=stop,
         checkpoint_pause=CHECKPOINT_PAUSE,
     )
     if run.finished and (stop is None or stop.asked is None):
-        device = choose_device(means.device)
         with calling_networks():
-            judge(job, weights_of(job, run), data_dir=means.data_dir, device=device, workers=means.workers)
+            judge(job, weights_of(job, run), splits, device=device, workers=means.workers)

@@ -1,7 +1,8 @@
 """A process that does one task, or several in lanes: ``python -m widemargin.experiments.task_process JSON``.
 
-It ends as a run ends: SIGTERM stops training at a step boundary with a checkpoint, an evaluation between two pieces.
-Its standard input is a line to the parent; when the parent is gone, killed even, the process stops as at SIGTERM.
+It ends as a run ends: SIGTERM stops training at a step boundary with a checkpoint; an evaluation ends at once and keeps
+its finished pieces. Its standard input is a line to the parent; when the parent is gone, killed even, the process stops
+as at SIGTERM.
 """
 
 import json

@@ -36,6 +36,11 @@ def guess_model(
 
 def _head(shapes: Mapping[str, tuple[int, ...]], last: str, scale: float | None) -> MakeHead:
     if f"{last}.bias" in shapes:
+        if scale is not None:
+            raise InputError(
+                "--head-scale has no effect: these weights have a last layer with a bias, so their head is linear; "
+                "leave it out"
+            )
         return Linear()
     if scale is None:
         raise InputError(

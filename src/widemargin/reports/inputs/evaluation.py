@@ -75,6 +75,8 @@ class Evaluation:
     shard_size: int | None = None
     batch_size: int | None = None
     attacks: Sequence[str] = ()
+    search: str = "float32"
+    """The arithmetic in which attacks searched."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, Sequence[tuple[Radius, float]]] = field(default_factory=dict)
     margins: Mapping[str, Margins] = field(default_factory=dict)

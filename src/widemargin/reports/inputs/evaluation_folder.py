@@ -50,6 +50,7 @@ def _evaluation(folder: Path, report: Fields) -> Evaluation:
         shard_size=report.whole("shard_size"),
         batch_size=report.whole("batch_size"),
         attacks=[str(name) for name in report.list("attacks")],
+        search=_search(report),
         accuracy=report.table("accuracy").numbers(),
         curves=curves(report.table("curves")),
         margins={key: margins(report.table("margins").table(key)) for key in report.table("margins").values},
@@ -85,6 +86,12 @@ def margins(row: Fields) -> Margins:
         std=row.number("std"),
         quantiles=row.table("quantiles").numbers(),
     )
+
+
+def _search(report: Fields) -> str:
+    """Older files say it in the words for people alone."""
+    told = "tf32" if report.text("precision").endswith("searched with TF32") else "float32"
+    return report.text("search", told)
 
 
 def _distance(report: Fields) -> Distance | None:

@@ -81,7 +81,7 @@ def evaluate_command(evaluation: Evaluation) -> list[str]:
             "--limit": "" if evaluation.count is None else str(evaluation.count),
             "--shard-size": "" if evaluation.shard_size is None else str(evaluation.shard_size),
             "--batch-size": "" if evaluation.batch_size is None else str(evaluation.batch_size),
-            "--search": "tf32" if evaluation.precision.endswith("searched with TF32") else "",
+            "--search": "" if evaluation.search == "float32" else evaluation.search,
             "--head-scale": "" if evaluation.head_scale is None else repr(evaluation.head_scale),
             "--out": str(evaluation.folder),
         }
