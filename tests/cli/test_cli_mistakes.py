@@ -358,7 +358,7 @@ def test_resuming_from_truncated_checkpoints(refused, command, recipe, tmp_path)
         (("--attacks", ","), "--attacks must name at least one"),
         (("--norm", "l1"), "--norm must be one of 'linf', 'l2', got 'l1'"),
         (("--norm", "l2"), "--eps is missing for pgd3"),
-        (("--limit", "0"), "limit must be a whole number of images from 1 up, got 0"),
+        (("--limit", "0"), "limit must be a whole number of at least 1, got 0"),
         (("--batch-size", "0"), "batch_size must be a whole number of at least 1, got 0"),
         (("--dataset", "cifar"), "data set 'cifar' is unknown"),
     ],

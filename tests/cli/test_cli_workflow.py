@@ -119,7 +119,7 @@ def test_set_every_kind_of_value(command, recipe, tmp_path, kind):
 def test_evaluate_prints_the_runs_own_plan_as_a_table(command, trained):
     answer = command("evaluate", trained, "--limit", 30)
     assert answer.code == 0
-    assert "30 test images of mnist-embedded; linf eps 0.05; step 0.02; seed 0" in answer.text
+    assert "the first 30 of 3,000 test images of mnist-embedded; linf eps 0.05; step 0.02; seed 0" in answer.text
     target, data = load_target(trained), load("mnist-embedded", "test", limit=30)
     attack = attack_named("pgd3", eps=0.05, step_size=0.02)
     assert f"clean {percent(verdicts(target.model, data)):.2f}" in answer.text
@@ -141,7 +141,7 @@ def test_evaluate_prints_json_that_agrees_with_the_library(command, trained):
     assert record["eps"] == [{"written": "0.1", "value": 0.1}]
     assert (record["step_size"], record["norm"]) == (0.01, "linf")
     assert (record["weights"], record["epoch"]) == ("last", 2)
-    assert record["data"] == {"name": "mnist-embedded", "split": "test", "count": 30}
+    assert record["data"] == {"name": "mnist-embedded", "split": "test", "count": 30, "whole": 3000}
     assert record["versions"].keys() == {"widemargin", "torch", "python"}
 
 

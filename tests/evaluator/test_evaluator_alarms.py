@@ -127,9 +127,9 @@ def test_no_more_images_are_looked_at_than_a_batch_holds(batch_size, sizes):
 # The numbers
 
 
-def of_numbers(accuracy, eps=(0.1,)):
+def of_numbers(accuracy, eps=(0.1,), count=10_000):
     attacks = tuple(dict.fromkeys(name.partition("@")[0].partition("/")[0] for name in accuracy))
-    return alarms_of_numbers(accuracy, EvaluationSettings(attacks=attacks, eps=eps))
+    return alarms_of_numbers(accuracy, EvaluationSettings(attacks=attacks, eps=eps), count)
 
 
 HONEST = {"clean": 90.0, "fgsm": 60.0, "pgd20": 55.0, "pgd100": 54.9, "autoattack": 52.0}
@@ -203,9 +203,19 @@ def test_the_black_box_wins_where_gradients_are_masked(short):
 @pytest.mark.parametrize(("step", "rings"), [(1e-6, True), (0.0049, True), (0.005, False), (None, False)])
 def test_steps_that_cannot_reach_eps_ring(step, rings):
     settings = EvaluationSettings(attacks=("clean", "fgsm", "pgd20", "autoattack"), eps=(0.1,), step_size=step)
-    assert names(alarms_of_numbers({"clean": 90.0, "pgd20": 80.0}, settings)) == ["steps-too-short"] * rings
+    assert names(alarms_of_numbers({"clean": 90.0, "pgd20": 80.0}, settings, 1000)) == ["steps-too-short"] * rings
     cut = EvaluationSettings(attacks=("pgd20",), eps=(0.1,), step_size=0.01, max_steps=2)
-    assert alarms_of_numbers({"pgd20": 80.0}, cut) == []
+    assert alarms_of_numbers({"pgd20": 80.0}, cut, 1000) == []
+
+
+@pytest.mark.parametrize(("count", "rings"), [(100, True), (50, False), (12, False)])
+def test_a_few_images_are_no_sign(count, rings):
+    """Six points are six images of a hundred and three of fifty; two points for the black box two of a hundred."""
+    far = {"clean": 90.0, "fgsm": 60.0, "pgd20": 66.0, "autoattack": 60.0}
+    assert names(of_numbers(far, count=count)) == ["pgd-far-above-autoattack", "fgsm-below-pgd"] * rings
+    black = {"autoattack/fab-t": 52.0, "autoattack/square": 50.0, "autoattack": 50.0}
+    assert names(of_numbers(black, count=150)) == ["black-box-wins"]
+    assert names(of_numbers(black, count=100)) == []
 
 
 class Flat(nn.Module):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import sys
 
 import numpy as np
@@ -140,6 +141,7 @@ def test_the_json_is_the_librarys(answer, folder, very_short):
         "split": "test",
         "count": 9,
         "source": str(folder / "digits.npz"),  # what --dataset was, for who gives the command again
+        "whole": 12,
     }
     assert record["norm"] == "l2"
     assert record["eps"] == [{"written": "2/255", "value": 2 / 255}, {"written": "0.1", "value": 0.1}]
@@ -188,20 +190,24 @@ def test_notes_are_printed(answer, monkeypatch, tmp_path, very_short):
     sys.modules.pop("three_nets")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("out", [True, False])
-def test_an_interrupt_says_how_the_evaluation_goes_on(answer, folder, tmp_path, monkeypatch, capsys, out):
+def test_an_interrupt_says_how_the_evaluation_goes_on(answer, folder, tmp_path, monkeypatch, capsys, out, number):
     options = [str(folder / "net.pt"), "--dataset", str(folder / "digits.npz"), "--attacks", "clean,fgsm"]
     options += ["--eps", "0.1", "--shard-size", "4", *(["--out", str(tmp_path / "out")] if out else [])]
     rows = judge.example_rows
 
     def interrupted(settings, shard, *rest):
         if shard.number == 1:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return rows(settings, shard, *rest)
 
     monkeypatch.setattr(judge, "example_rows", interrupted)
-    assert run(["evaluate", *options]) == 130
-    said = capsys.readouterr().err.splitlines()[-1]
+    before = signal.getsignal(number)
+    assert run(["evaluate", *options]) == 128 + number
+    assert signal.getsignal(number) is before
+    *_, progress, said = capsys.readouterr().err.splitlines()
+    assert progress.startswith("shard 2 of 3: ")
     if not out:
         assert said.startswith("widemargin: interrupted; nothing of this evaluation was kept: with --out FOLDER the")
         return

@@ -177,7 +177,7 @@ def test_one_radius_among_several_is_that_radius_alone(very_short):
         ({"step_size": 0, "attacks": ["pgd2"]}, "step_size must be in"),
         ({"shard_size": 0}, "shard_size must be a whole number of at least 1, got 0"),
         ({"batch_size": 2.5}, "batch_size must be a whole number of at least 1, got 2.5"),
-        ({"limit": 0}, "limit must be at least 1, got 0"),
+        ({"limit": 0}, "limit must be a whole number of at least 1, got 0"),
     ],
 )
 def test_wrong_settings_are_refused(options, says):

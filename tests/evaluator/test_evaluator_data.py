@@ -75,7 +75,7 @@ def test_a_data_set_by_name():
     named = widemargin.evaluate(model, "mnist-embedded", ["clean", "fgsm"], 0.1, limit=12)
     assert_same(named, widemargin.evaluate(model, data, ["clean", "fgsm"], 0.1))
     assert_same(named, widemargin.evaluate(model, (data.floats(), data.labels), ["clean", "fgsm"], 0.1))
-    assert named.to_json()["data"] == {"name": "mnist-embedded", "split": "test", "count": 12}
+    assert named.to_json()["data"] == {"name": "mnist-embedded", "split": "test", "count": 12, "whole": 3000}
 
 
 def test_the_data_is_recorded_by_its_name_where_it_has_one(model):

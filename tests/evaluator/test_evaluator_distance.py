@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 
 import pytest
 import torch
@@ -217,3 +218,12 @@ def test_the_correlation_is_over_those_classified_right():
     assert not right.all()
     expected = spearman_by_hand(report.margin[right].tolist(), report.distance[right].tolist())
     assert report.to_json()["distance"]["rank_correlation"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("count", [7, 8])
+def test_the_median_of_an_even_number_is_between_the_two_in_the_middle(count):
+    model, x = linear_model(), images_in_the_middle(count)
+    report = widemargin.evaluate(model, (x, model(x).argmax(1)), ["clean"], eps=0.1, distance=True, sanity=False)
+    found = report.to_json()["distance"]
+    assert found["count"] == count
+    assert found["median"] == pytest.approx(statistics.median(report.distance.tolist()))

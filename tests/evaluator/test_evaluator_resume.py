@@ -248,6 +248,12 @@ CHANGES = {
 }
 
 
+def test_all_that_differs_is_told(half, tmp_path):
+    out = shutil.copytree(half, tmp_path / "out")
+    with pytest.raises(InputError, match=r"\(margins: False here, True there; sanity: False here, True there\)"):
+        evaluate(counted(), out, margins=False, sanity=False)
+
+
 @pytest.mark.parametrize("key", CHANGES)
 def test_other_settings_are_refused(half, tmp_path, key):
     out = shutil.copytree(half, tmp_path / "out")

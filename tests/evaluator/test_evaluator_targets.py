@@ -215,6 +215,10 @@ def test_a_function_of_the_users(own_module):
     assert found.subject.target == "own_nets:factory"
 
 
+def test_a_network_by_its_name(own_module):
+    assert isinstance(load_judgeable("own_nets:made", image_shape=None).model, nn.Flatten)
+
+
 def test_a_function_makes_its_own_head(own_module):
     with pytest.raises(InputError, match="--head-scale is for public weights; own_nets:factory makes its own head;"):
         load_judgeable("own_nets:factory", image_shape=None, head_scale=10.0)
@@ -230,6 +234,7 @@ def test_a_function_makes_its_own_head(own_module):
         ("own_nets:", "is neither a file nor a function"),
         ("own_nets:wrong", "must return a torch.nn.Module, got str"),
         ("own_nets:number", "must return a torch.nn.Module, got int"),
+        ("own_nets:needs", "called without arguments: missing a required argument: 'path'; give a function that takes"),
     ],
 )
 def test_what_is_no_function(own_module, text, says):

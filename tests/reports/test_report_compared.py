@@ -64,6 +64,13 @@ def test_an_evaluation_on_the_first_images_says_so(tmp_path, data, count, said):
     assert ("judged on the first 20 of 10,000 test images" in page_of(tmp_path)) is said
 
 
+def test_an_evaluation_on_the_first_of_own_images_says_so(tmp_path):
+    report = write_evaluation(tmp_path / "e", count=20)
+    report["data"] |= {"name": "mine.npz", "count": 20, "whole": 90}
+    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    assert "judged on the first 20 of 90 test images" in page_of(tmp_path)
+
+
 def test_a_quick_result_says_so_and_has_nothing_beside_it(tmp_path):
     result = write_result(tmp_path / "r")
     assert "paper 97.50" in page_of(tmp_path)

@@ -67,7 +67,7 @@ def evaluate(
     with told(_going_on(out)), processes(out) as group:
         with group.agreeing():
             asked = _norm(norm)
-            found, data = _case(target, dataset, split, data_dir, limit, head_scale, _device(device))
+            found, data = _case(target, dataset, split, data_dir, head_scale, _device(device))
             plan, radii = _plan(found.plan, attacks, eps, step_size, asked)
         report = judge(
             found.model,
@@ -82,6 +82,7 @@ def evaluate(
             batch_size=batch_size,
             distance=distance,
             search=search,
+            limit=limit,
             subject=found.subject,
             console=Console(stderr=True, quiet=as_json),
         )
@@ -100,18 +101,17 @@ def _case(
     dataset: str | None,
     split: str,
     data_dir: str | None,
-    limit: int | None,
     head_scale: float | None,
     device: torch.device,
 ) -> tuple[Judgeable, ImageSet]:
     """The model and the images to judge it on, on the device."""
     check_split(split, dataset, ("test", "validation"))
     if dataset is not None and Path(target).is_file():  # weights may not say what images they want
-        data = load(dataset, "test", data_dir=data_dir, limit=limit)
+        data = load(dataset, "test", data_dir=data_dir)
         found = load_judgeable(target, image_shape=data.image_shape, head_scale=head_scale)
     else:
         found = load_judgeable(target, image_shape=None, head_scale=head_scale)
-        data = _held_out(found, data_dir, limit) if split == "validation" else _test(found, dataset, data_dir, limit)
+        data = _held_out(found, data_dir) if split == "validation" else _test(found, dataset, data_dir)
     found.check_fits(data)
     asked = dataset or found.data
     subject = replace(found.subject, data=data.name, source=None if asked == data.name else asked, split=split)
@@ -142,20 +142,20 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _test(subject: Judgeable, dataset: str | None, data_dir: str | None, limit: int | None) -> ImageSet:
+def _test(subject: Judgeable, dataset: str | None, data_dir: str | None) -> ImageSet:
     """The images asked for, or those of the run."""
     name = dataset or subject.data
     if name is None:
         raise InputError(
             "--dataset is missing: this target does not say which images it wants; give e.g. --dataset cifar10"
         )
-    return load(name, "test", data_dir=data_dir, limit=limit)
+    return load(name, "test", data_dir=data_dir)
 
 
-def _held_out(subject: Judgeable, data_dir: str | None, limit: int | None) -> ImageSet:
+def _held_out(subject: Judgeable, data_dir: str | None) -> ImageSet:
     if subject.target is None:
         raise InputError("--split validation: only a run of ours says which images it held out; use --split test")
-    return held_out_images(subject.target.description.run_config(), data_dir=data_dir, limit=limit)
+    return held_out_images(subject.target.description.run_config(), data_dir=data_dir)
 
 
 def _plan(

@@ -23,12 +23,14 @@ def print_report(report: Report) -> None:
 def _title(report: Report) -> str:
     settings, subject = report.settings, report.subject
     what = "test" if subject.split == "test" else "held-out"
-    title = f"{subject.target}: {report.count:,} {what} images of {subject.data}"
+    count = f"{report.count:,}" if subject.whole is None else f"the first {report.count:,} of {subject.whole:,}"
+    title = f"{subject.target}: {count} {what} images of {subject.data}"
     if not settings.attacked:
         return title
     radii = ", ".join(_spelled(eps) for eps in settings.eps)
-    step = "eps/4" if settings.step_size is None else f"{settings.step_size:g}"
-    return f"{title}; {settings.norm} eps {radii}; step {step}; seed {settings.seed}"
+    size = "eps/4" if settings.step_size is None else f"{settings.step_size:g}"
+    step = f"; step {size}" if any(name.startswith("pgd") for name in settings.attacks) else ""
+    return f"{title}; {settings.norm} eps {radii}{step}; seed {settings.seed}"
 
 
 def _spelled(eps: float) -> str:

@@ -70,7 +70,7 @@ def _run(arguments: Sequence[str]) -> int:
         return _refuse(str(error))
     except InterruptionError as interrupt:
         _say(str(interrupt))
-        return INTERRUPTED
+        return interrupt.code
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:

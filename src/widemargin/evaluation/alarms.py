@@ -19,6 +19,8 @@ from widemargin.losses import cross_entropy
 FAR = 5.0
 """Points by which one accuracy may be above another before it is a sign."""
 BLACK_BOX = 0.2
+FEWEST, FEWEST_BLACK_BOX = 5, 3
+"""Images, besides: of a dozen, one alone is eight points, and a sign of nothing."""
 HUGE = {"linf": 0.5, "l2": 50.0}
 HUGE_STEPS = 20
 ZERO_SHARE = 0.1
@@ -140,8 +142,8 @@ def _huge(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) 
     )
 
 
-def alarms_of_numbers(accuracy: Mapping[str, float], settings: EvaluationSettings) -> list[Alarm]:
-    """Look at the accuracies, at each eps, and at what was asked for."""
+def alarms_of_numbers(accuracy: Mapping[str, float], settings: EvaluationSettings, count: int) -> list[Alarm]:
+    """Look at the accuracies on ``count`` images, at each eps, and at what was asked for."""
     alarms = _short(settings)
     for eps in settings.eps:
         at = {
@@ -149,7 +151,7 @@ def alarms_of_numbers(accuracy: Mapping[str, float], settings: EvaluationSetting
             for name in _names(accuracy, settings)
             if (label := settings.label(name, eps)) in accuracy
         }
-        alarms += _compare(at, settings.label("", eps).removeprefix("@"))
+        alarms += _compare(at, settings.label("", eps).removeprefix("@"), count)
     return alarms
 
 
@@ -174,11 +176,14 @@ def _names(accuracy: Mapping[str, float], settings: EvaluationSettings) -> list[
     return sorted(parts | set(settings.attacks))
 
 
-def _compare(accuracy: Mapping[str, float], eps: str) -> list[Alarm]:
+def _compare(accuracy: Mapping[str, float], eps: str, count: int) -> list[Alarm]:
+    def is_far(gap: float, points: float, fewest: int) -> bool:
+        return gap > points and round(gap * count / 100) >= fewest
+
     where = f" at eps {eps}" if eps else ""
     pgd = [value for name, value in accuracy.items() if name.startswith("pgd")]
     alarms = []
-    if pgd and AUTOATTACK in accuracy and min(pgd) - accuracy[AUTOATTACK] > FAR:
+    if pgd and AUTOATTACK in accuracy and is_far(min(pgd) - accuracy[AUTOATTACK], FAR, FEWEST):
         alarms.append(
             Alarm(
                 "pgd-far-above-autoattack",
@@ -186,7 +191,7 @@ def _compare(accuracy: Mapping[str, float], eps: str) -> list[Alarm]:
                 "the PGD number flatters this model (usual for re-weighted training, cosine logits); report AutoAttack",
             )
         )
-    if pgd and "fgsm" in accuracy and accuracy["fgsm"] < min(pgd) - FAR:
+    if pgd and "fgsm" in accuracy and is_far(min(pgd) - accuracy["fgsm"], FAR, FEWEST):
         alarms.append(
             Alarm(
                 "fgsm-below-pgd",
@@ -195,7 +200,7 @@ def _compare(accuracy: Mapping[str, float], eps: str) -> list[Alarm]:
             )
         )
     before, after = accuracy.get(f"{AUTOATTACK}/fab-t"), accuracy.get(f"{AUTOATTACK}/square")
-    if before is not None and after is not None and before - after > BLACK_BOX:
+    if before is not None and after is not None and is_far(before - after, BLACK_BOX, FEWEST_BLACK_BOX):
         alarms.append(
             Alarm(
                 "black-box-wins",

@@ -3,9 +3,9 @@
 import dataclasses
 import hashlib
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,20 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from widemargin.checks import check_model
-from widemargin.data import ImageSet
+from widemargin.data import ImageSet, load
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers
 from widemargin.evaluation.arguments import attack_names, number, radii
 from widemargin.evaluation.backend import undisturbed
 from widemargin.evaluation.fits import check_fits, check_search
 from widemargin.evaluation.gallery import GALLERY, can_be_shown, write_gallery
-from widemargin.evaluation.judge import Judge
+from widemargin.evaluation.judge import Judge, Say
 from widemargin.evaluation.notes import notes_for, notes_on
 from widemargin.evaluation.processes import Processes, processes
 from widemargin.evaluation.report import IN_MEMORY, Report, Subject, collect, write_report
 from widemargin.evaluation.searched import searched
 from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE, EvaluationSettings, written
-from widemargin.evaluation.shards import Shard, shards
+from widemargin.evaluation.shards import Shard, shards, size_of
 from widemargin.evaluation.store import Store
 from widemargin.evaluation.wrapped import Wrapped
 from widemargin.types import Norm
@@ -87,10 +87,26 @@ def evaluate(
                 max_steps=max_steps,
             )
             check_search(settings, _device_of(model))
-        subject = subject or Subject(data=_name(data))
-        pieces = shards(data, shard_size, data_dir=data_dir, limit=limit)
+            subject = subject or Subject(data=_name(data))
+            data = load(data, "test", data_dir=data_dir) if isinstance(data, str) else data
+        whole = size_of(data)
+        count = whole if whole is None or limit is None else min(whole, limit)
+        if count != whole:
+            subject = dataclasses.replace(subject, whole=whole)
+        pieces = shards(data, shard_size, limit=limit)
+        say = _telling(console or Console(quiet=True), count, shard_size)
         with _held(store, group):
-            return _run(model, pieces, settings, subject, store, group, console or Console(quiet=True))
+            return _run(model, pieces, settings, subject, store, group, say)
+
+
+def _telling(console: Console, count: int | None, shard_size: int) -> Say:
+    """How a shard's progress is told: with their number, where it is known."""
+    total = "" if count is None else f" of {math.ceil(count / shard_size)}"
+
+    def say(shard: int, what: str) -> None:
+        console.print(f"shard {shard + 1}{total}: {what}", highlight=False)
+
+    return say
 
 
 @contextmanager
@@ -120,7 +136,7 @@ def _run(
     subject: Subject,
     store: Store,
     group: Processes,
-    console: Console,
+    say: Say,
 ) -> Report:
     device = _device_of(model)
     with group.agreeing():  # before any work is done
@@ -129,7 +145,6 @@ def _run(
         first = _first(pieces)
         classes = check_fits(Wrapped(model, flat=first.flat), first, settings, device)
     numbers: list[int] = []
-    say = partial(console.print, highlight=False)
     to_search: nn.Module | None = None
     with group.agreeing():
         if group.first:
@@ -180,7 +195,7 @@ def _collected(
     report = collect(store, numbers, settings, subject, alarms, name)
     return dataclasses.replace(
         report,
-        alarms=[*alarms, *alarms_of_numbers(report.accuracy, settings)],
+        alarms=[*alarms, *alarms_of_numbers(report.accuracy, settings, report.count)],
         notes=notes_on(subject) + notes_for(settings, classes, report.refuted, report.again),
     )
 

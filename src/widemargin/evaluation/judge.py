@@ -25,7 +25,8 @@ from widemargin.margins import effective_margin
 from widemargin.precision import allowing_tf32
 from widemargin.threat import make_threat
 
-Say = Callable[[str], None]
+Say = Callable[[int, str], None]
+"""Takes the number of a shard and what is being done to it."""
 NAN = "nan"
 """A margin that is no number, in the files: JSON has none."""
 NO_PREDICTION = -1
@@ -73,7 +74,7 @@ class Judge:
         """A piece from the store, or computed and written there."""
         found = self.store.part(shard.number, name)
         if found is None:
-            self.say(f"shard {shard.number}: {name}")
+            self.say(shard.number, name)
             began = time.monotonic()
             found = compute()
             found["seconds"] = round(time.monotonic() - began, 3)

@@ -20,6 +20,7 @@ from widemargin.ranks import rank_correlation
 
 FORMAT = "widemargin-evaluation-1"
 IN_MEMORY = "tensors in memory"
+_OF_DATA = ("data", "source", "split", "whole")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,8 @@ class Subject:
     """How the data is named to the command line, where its own name does not do: the path of a file."""
     split: str = "test"
     """Or "validation": what the run that made the weights held out."""
+    whole: int | None = None
+    """How many images the split has, where only the first of them were judged."""
     head_scale: float | None = None
     config: dict[str, Any] | None = None
     """The configuration of the run that made the weights, where one of ours did."""
@@ -71,7 +74,7 @@ class Report:
         settings, subject = self.settings, self.subject
         return {
             "format": FORMAT,
-            **{key: value for key, value in asdict(subject).items() if key not in ("data", "source", "split")},
+            **{key: value for key, value in asdict(subject).items() if key not in _OF_DATA},
             "data": self._data(),
             "norm": settings.norm,
             "eps": [{"written": written(eps), "value": float(eps)} for eps in settings.eps],
@@ -97,8 +100,10 @@ class Report:
         return "float32 (no TF32)" + "; attacks searched with TF32" * (self.settings.search == "tf32")
 
     def _data(self) -> dict[str, Any]:
-        table = {"name": self.subject.data, "split": self.subject.split, "count": self.count}
-        return table if self.subject.source is None else table | {"source": self.subject.source}
+        subject = self.subject
+        table = {"name": subject.data, "split": subject.split, "count": self.count}
+        more = {"source": subject.source, "whole": subject.whole}
+        return table | {key: value for key, value in more.items() if value is not None}
 
     def _step_size(self) -> float | None:
         """As given; eps/4 for one eps; None for several, each of which has its own eps/4."""
@@ -121,7 +126,7 @@ class Report:
         if self.margin is not None:
             chosen = self.verdicts["clean"]
             correlation = rank_correlation(self.margin[chosen], self.distance[chosen])
-        median = float(found.median()) if len(found) else None
+        median = float(found.quantile(0.5)) if len(found) else None
         return {"count": len(found), "median": median, "rank_correlation": correlation}
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from widemargin.checks import check_batch, check_range
-from widemargin.data import ImageSet, load
+from widemargin.checks import check_batch, check_count, check_range
+from widemargin.data import ImageSet
 from widemargin.errors import InputError
 from widemargin.evaluation.wrapped import as_images, is_square
 
@@ -39,17 +39,22 @@ class Shard:
         return digest.hexdigest()
 
 
+def size_of(data: object) -> int | None:
+    """How many examples the data has; None where only reading it all would tell."""
+    if isinstance(data, ImageSet):
+        return len(data)
+    return len(data[1]) if _is_pair(data) and data[1].dim() else None
+
+
 def shards(
-    data: ImageSet | str | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]],
-    size: int,
-    *,
-    data_dir: str | None = None,
-    limit: int | None = None,
+    data: ImageSet | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]], size: int, *, limit: int | None = None
 ) -> Iterator[Shard]:
     """Cut the data into shards of ``size`` examples; only one is held at a time, and each example copied once."""
+    if limit is not None:
+        check_count("limit", limit)
     held: list[tuple[Tensor, Tensor]] = []
     number, room = 0, size
-    for images, labels in _limited(_batches(data, size, data_dir), limit):
+    for images, labels in _limited(_batches(data, size), limit):
         start = 0
         while start < len(labels):
             part = slice(start, start + room)
@@ -68,10 +73,8 @@ def _shard(number: int, size: int, held: list[tuple[Tensor, Tensor]]) -> Shard:
 
 
 def _batches(
-    data: ImageSet | str | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]], size: int, data_dir: str | None
+    data: ImageSet | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]], size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    if isinstance(data, str):
-        data = load(data, "test", data_dir=data_dir)
     if isinstance(data, ImageSet):
         for start in range(0, len(data), size):
             yield data.floats(slice(start, start + size)), data.labels[start : start + size]
@@ -120,8 +123,6 @@ def _checked(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _limited(batches: Iterator[tuple[Tensor, Tensor]], limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    if limit is not None and limit < 1:
-        raise InputError(f"evaluate: limit must be at least 1, got {limit}")
     left = limit
     for images, labels in batches:
         yield images[:left], labels[:left]

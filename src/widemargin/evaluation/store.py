@@ -49,12 +49,10 @@ class Store:
             self._write(SETTINGS, text)
         elif json.loads(found) != json.loads(text):
             ours, theirs = json.loads(text), json.loads(found)
-            key = next(key for key in [*ours, *theirs] if ours.get(key) != theirs.get(key))
-            hint = ", or give the --step-size it was begun with" if key == "step_size" else ""
-            raise InputError(
-                f"{self.folder} holds another evaluation ({key}: {ours.get(key)!r} here, {theirs.get(key)!r} there); "
-                f"choose another --out{hint}"
-            )
+            keys = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
+            told = "; ".join(f"{key}: {ours.get(key)!r} here, {theirs.get(key)!r} there" for key in keys)
+            hint = ", or give the --step-size it was begun with" if keys == ["step_size"] else ""
+            raise InputError(f"{self.folder} holds another evaluation ({told}); choose another --out{hint}")
 
     def part(self, shard: int, name: str) -> Record | None:
         """A finished piece of a shard."""

@@ -4,9 +4,12 @@ No pickle is ever executed: ``.pt`` and ``.pth`` files are read as tensors alone
 """
 
 import importlib
+import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
@@ -107,6 +110,17 @@ def _from_public(path: Path, image_shape: tuple[int, int, int] | None, head_scal
     return Judgeable(model.eval(), subject)
 
 
+def _made(text: str, factory: Callable[..., Any]) -> object:
+    """What it returns; an error inside it is shown as it is."""
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise InputError(f"{text} is called without arguments: {error}; give a function that takes none") from None
+    except ValueError:  # one that does not say what it takes
+        pass
+    return factory()
+
+
 def _from_factory(text: str) -> Judgeable:
     module, _, name = text.partition(":")
     if "" not in sys.path:
@@ -115,7 +129,7 @@ def _from_factory(text: str) -> Judgeable:
         factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise InputError(f"{text!r} is neither a file nor a function: {error}; write package.module:function") from None
-    model = factory() if callable(factory) else factory
+    model = _made(text, factory) if callable(factory) and not isinstance(factory, nn.Module) else factory
     if not isinstance(model, nn.Module):
         raise InputError(f"{text} must return a torch.nn.Module, got {type(model).__name__}")
     return Judgeable(model.eval(), Subject(target=text, name=text, weights="made by a function", selection="unknown"))

@@ -20,10 +20,9 @@ def _distances(report: Mapping[str, Any]) -> str:
     found, norm = report["distance"], report["norm"]
     if found["median"] is None:
         return f"no adversarial image was found ({norm})"
-    correct = None if report["margins"] is None else report["margins"]["correct"]["quantiles"].get("0.5")
-    margin = "" if correct is None else f", median margin {correct:.3f}"
-    rank = "" if found["rank_correlation"] is None else f", rank correlation {found['rank_correlation']:.3f}"
-    return f"median distance {found['median']:.3f} ({norm}){margin}{rank}"
+    rank = found["rank_correlation"]
+    shown = "" if rank is None else f", rank correlation with the margin {rank:.3f}"
+    return f"median distance {found['median']:.3f} ({norm}){shown}"
 
 
 def _curves(curves: Mapping[str, Any]) -> str:

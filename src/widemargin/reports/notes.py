@@ -17,7 +17,7 @@ TEST_IMAGES = {
     "cifar10-embedded": 60,
     "cifar10": 10_000,
 }
-"""How many the data sets have."""
+"""How many the data sets have: evaluations of earlier versions did not say."""
 
 
 def notes_of_evaluation(evaluation: Evaluation, run: Run | None, reference: Reference | None) -> list[str]:
@@ -58,7 +58,7 @@ def settings_of(evaluation: Evaluation, run: Run | None) -> Mapping[str, object]
 def _fewer_images(evaluation: Evaluation) -> list[str]:
     if evaluation.split != "test":
         return ["judged on held-out images"]
-    whole = TEST_IMAGES.get(evaluation.data)
+    whole = evaluation.whole or TEST_IMAGES.get(evaluation.data)
     if not evaluation.finished or evaluation.count is None or whole is None or evaluation.count >= whole:
         return []
     return [f"judged on the first {evaluation.count:,} of {whole:,} test images"]

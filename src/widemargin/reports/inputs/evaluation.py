@@ -68,6 +68,8 @@ class Evaluation:
     head_scale: float | None = None
     split: str = "test"
     count: int | None = None
+    whole: int | None = None
+    """How many images the split has, where fewer were judged and somebody wrote it down."""
     norm: str = "linf"
     eps: Sequence[Radius] = ()
     step_size: float | None = None

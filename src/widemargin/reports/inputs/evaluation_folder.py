@@ -43,6 +43,7 @@ def _evaluation(folder: Path, report: Fields) -> Evaluation:
         head_scale=report.number("head_scale"),
         split=data.text("split", "test"),
         count=data.whole("count"),
+        whole=data.whole("whole"),
         norm=report.text("norm", "linf"),
         eps=[radius(row) for row in report.tables("eps")],
         step_size=report.number("step_size"),
