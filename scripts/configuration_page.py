@@ -1,10 +1,12 @@
 """Every setting of a run, its values and its default: ``python scripts/configuration_page.py > docs/configuration.md``.
 
-The page is made from the dataclasses themselves, so it cannot disagree with them.
+The page is made from the dataclasses themselves, so it cannot disagree with them. What a setting means is in the
+``.toml`` file beside this one; a setting without a meaning, or a meaning without a setting, is an error.
 """
 
 import dataclasses
 import inspect
+import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -21,6 +23,10 @@ from widemargin.plain import REGISTRY, to_table
 from widemargin.schedules import SCHEDULES
 
 INTRODUCTION = Path(__file__).with_suffix(".md")
+MEANINGS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+EVERYWHERE = "everywhere"
+FRACTIONS = ("eps", "step_size")
+"""Numbers that people write as fractions."""
 REGISTRIES: dict[str, tuple[str, Mapping[str, type]]] = {
     "Models": ("`[model]`, and `[teacher]` for LBGAT", MODELS),
     "Heads": ("`[head]`: the last layer", HEADS),
@@ -50,14 +56,39 @@ PARTS = _parts()
 
 def page() -> str:
     """The whole page, as Markdown."""
+    _check_meanings()
     sections = [INTRODUCTION.read_text(encoding="utf-8").rstrip(), "## A run", _table("", RunConfig)]
     for name, part in PARTS.items():
         sections += [f"## `[{name}]`", _about(part), _table(name, part)]
     for title, (where, registry) in REGISTRIES.items():
         sections += [f"## {title}", f"{where}. A table with a `kind`:"]
         for kind, part in registry.items():
-            sections += [f"### `{kind}`", _about(part), _table(f"{title.lower()}.{kind}", part)]
+            sections += [f"### `{kind}`", _about(part), _table(_section(title, kind), part)]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _section(title: str, kind: str) -> str:
+    return f"{title.lower()}.{kind}"
+
+
+def _check_meanings() -> None:
+    sections: dict[str, Any] = {"": RunConfig, **PARTS}
+    sections |= {_section(title, kind): p for title, (_, found) in REGISTRIES.items() for kind, p in found.items()}
+    told = {(place, name) for place, meanings in MEANINGS.items() for name in meanings}
+    used = {
+        (_where(path, field.name), field.name)
+        for path, part in sections.items()
+        for field in dataclasses.fields(part)
+        if field.init
+    }
+    if told != used:
+        raise SystemExit(f"settings without a meaning, or meanings without a setting: {sorted(told ^ used)}")
+
+
+def _where(path: str, name: str) -> str:
+    """The section that says what this setting means."""
+    section = path or "run"
+    return section if name in MEANINGS.get(section, {}) else EVERYWHERE
 
 
 def _about(part: type) -> str:
@@ -68,15 +99,17 @@ def _table(path: str, part: type) -> str:
     rows = list(_rows(path, part))
     if not rows:
         return "No settings."
-    return "\n".join(["| setting | values | default |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
+    head = ["| setting | meaning | values | default |", "|---|---|---|---|"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _rows(path: str, part: type) -> Iterator[tuple[str, str, str]]:
+def _rows(path: str, part: type) -> Iterator[tuple[str, str, str, str]]:
     hints = typing.get_type_hints(part)
     for field in dataclasses.fields(part):
         if field.init:
             values = _named(f"{path}.{field.name}") or _values(hints[field.name], field.metadata.get(REGISTRY))
-            yield f"`{field.name}`", values, _default(field)
+            values += ', or a fraction such as `"8/255"`' * (field.name in FRACTIONS)
+            yield f"`{field.name}`", MEANINGS[_where(path, field.name)][field.name], values, _default(field)
 
 
 def _named(path: str) -> str:

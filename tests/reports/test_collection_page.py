@@ -40,7 +40,8 @@ def into(tmp_path):
     write_job(runs, "mnist-mlp/at-wd0.001", finished=False, epochs=2)
     collect([runs], into)
     (into / "notes").mkdir()
-    (into / "notes" / "table1.md").write_text("ST+EMR falls short of the paper by *three points*.\n")
+    note = "ST+EMR falls short of the paper by *three points* ([why](../../docs/why.md), [tried](../tried/it.md)).\n"
+    (into / "notes" / "table1.md").write_text(note)
     return into
 
 
@@ -76,7 +77,7 @@ def test_the_command_has_every_table_of_the_paper(into, capsys):
         begun = table.name in ("table1", "approximation")
         assert (f"## {table.title}\n" in page) is begun
         assert (f"- {table.title}: all {len(table.rows)} rows\n" in not_run) is not begun
-    assert "ST+EMR falls short of the paper by *three points*." in page
+    assert "ST+EMR falls short of the paper by *three points* ([why](../docs/why.md), [tried](tried/it.md))." in page
     assert str(into / "README.md") in capsys.readouterr().out
 
 
@@ -102,6 +103,40 @@ def test_what_a_reader_must_know_is_said(into):
     page = (into / "README.md").read_text()
     assert "- at-emr: changed from the recipe: epochs=5\n" in page
     assert "- at-emr, seed 0: alarm black-box-wins: Square broke 12 images.\n" in page
+
+
+def remarks(into, alarms):
+    """The lines of the page on st-emr, whose seeds raised these alarms: for each seed (name, message) pairs."""
+    for seed, raised in enumerate(alarms):
+        path = into / "rows" / "mnist-mlp-st-emr" / f"seed-{seed}" / "evaluation.json"
+        told = [{"name": name, "message": message, "suggestion": "Look."} for name, message in raised]
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"alarms": told}))
+    generate(into, some_tables())
+    return [line for line in (into / "README.md").read_text().splitlines() if line.startswith("- st-emr, seed")]
+
+
+@pytest.mark.parametrize(
+    ("alarms", "lines"),
+    [
+        (
+            [["37% have none"], ["35% have none"], ["35% have none"]],
+            ["seeds 0, 1, 2: alarm a: 37%, 35%, 35% have none"],
+        ),
+        ([["37% have none"], [], ["37% have none"]], ["seeds 0, 2: alarm a: 37% have none"]),
+        ([["1 of 2,000 go"], ["3 of 2,400 go"], []], ["seeds 0, 1: alarm a: 1 of 2,000; 3 of 2,400 go"]),
+        ([["1 of 2,000 go"], ["1 of 2,400 go"], []], ["seeds 0, 1: alarm a: 1 of 2,000, 2,400 go"]),
+        ([["5% go"], ["5% stay"], ["6% go"]], ["seeds 0, 2: alarm a: 5%, 6% go", "seed 1: alarm a: 5% stay"]),
+        ([["1 go", "2 go"], ["3 go"], []], ["seeds 0, 1: alarm a: 1, 3 go", "seed 0: alarm a: 2 go"]),
+    ],
+)
+def test_alarms_of_several_seeds_that_differ_in_numbers_alone_are_one_line(into, alarms, lines):
+    raised = [[("a", message) for message in messages] for messages in alarms]
+    assert remarks(into, raised) == [f"- st-emr, {line}" for line in lines]
+
+
+def test_alarms_of_different_names_stay_apart(into):
+    lines = remarks(into, [[("a", "5% go")], [("b", "5% go")], []])
+    assert lines == ["- st-emr, seed 0: alarm a: 5% go", "- st-emr, seed 1: alarm b: 5% go"]
 
 
 class TestAutoAttackAt8:

@@ -36,7 +36,7 @@ FAILED = 1
 Lanes = Annotated[
     int | None,
     typer.Option(
-        help="A process does so many jobs at a time, a thread and a CUDA stream each.",
+        help="Jobs per process, each in its own thread and CUDA stream.",
         show_default="1; several of small networks on a GPU",
     ),
 ]
@@ -68,9 +68,7 @@ def reproduce(
     max_time: Annotated[
         str | None, typer.Option(help="Stop with a checkpoint after 25m, 1h30m, ...", show_default=False)
     ] = None,
-    workers: Annotated[
-        int, typer.Option(help="So many jobs (a row with a seed) at a time, in processes of one or more.")
-    ] = 1,
+    workers: Annotated[int, typer.Option(help="Jobs (a row with a seed) to run at the same time.")] = 1,
     lanes: Lanes = None,
     judge_with: JudgeWith = None,
     judge_rows: JudgeRows = None,

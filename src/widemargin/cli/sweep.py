@@ -48,7 +48,7 @@ def sweep(
         ),
     ] = None,
     heartbeat: Annotated[
-        int, typer.Option(help="Seconds between signs of life; a worker silent for three is given up.")
+        int, typer.Option(help="Seconds between heartbeats; a worker silent for three of them is considered dead.")
     ] = 60,
     on_nonfinite: OnNonfinite = "stop",
     data_dir: DataDir = None,

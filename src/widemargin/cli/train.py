@@ -35,7 +35,7 @@ def train(
     on_nonfinite: OnNonfinite = "stop",
     checkpoint_every: Annotated[
         int | None,
-        typer.Option(metavar="STEPS", help="Save a checkpoint in mid-epoch too, so often.", show_default=False),
+        typer.Option(metavar="STEPS", help="Also save a checkpoint every STEPS steps.", show_default=False),
     ] = None,
     deterministic: Annotated[
         bool,

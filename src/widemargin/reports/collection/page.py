@@ -1,5 +1,7 @@
 """``README.md`` of the tree: every table beside the paper's numbers. The same tree makes the same bytes."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from widemargin.reports.tables import plain
 HEAD = f"""# Results
 
 Our numbers beside the paper's. This page and its figures are made from the files in this folder alone by
-`widemargin results --into` it; do not edit it. How the numbers are made: `docs/results.md`.
+`widemargin results --into` it; do not edit it. How the numbers are made: [docs/results.md](../docs/results.md).
 
 In a cell: ours / the paper's (ours minus the paper's). Ours is the mean over the seeds, ± their standard deviation
 where there are two or more; "{NONE}" is what was not run. Accuracy in percent; margins in L2, pixels in [0, 1], means
@@ -36,7 +38,11 @@ over correctly classified images that have a boundary. {ABOVE} and {BELOW} mark 
 points of accuracy, or {FAR_MARGIN:g} of margin, above or below the paper.
 """
 
-LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some rows (`docs/results.md`)."
+LATER = (
+    "AutoAttack is not in the paper's table; it was run afterwards, on some rows "
+    "([docs/results.md](../docs/results.md))."
+)
+NUMBER = re.compile(r"([0-9]+(?:[.,][0-9]+)*%?)")
 
 
 def page(tables: Sequence[PaperTable], jobs: Jobs, notes: Path, pictures: Sequence[tuple[str, str, str]]) -> str:
@@ -107,8 +113,8 @@ def _precision_of_autoattack(rows: Sequence[PaperRow], jobs: Jobs) -> list[str]:
 
 
 def _note(path: Path) -> str:
-    """The paragraph that a person wrote."""
-    text = read_text(path).strip() if path.is_file() else ""
+    """The paragraph that a person wrote; its links begin in the folder of notes, the page is one above."""
+    text = read_text(path).strip().replace("](../", "](") if path.is_file() else ""
     return f"{text or f'(Not written yet: `{layout.NOTES}/{path.name}`.)'}\n"
 
 
@@ -116,17 +122,45 @@ def _remarks(table: PaperTable, row: PaperRow, jobs: Sequence[CollectedJob]) -> 
     """What a reader must know before comparing a row."""
     name = table.label(row)
     told = [f"{name}: {note}" for job in jobs for note in differences(job.run.config, row.reference)]
-    told += [f"{name}, {text}" for text in _left_out(jobs)]
-    told += [f"{name}, seed {job.seed}: {alarm}" for job in jobs for alarm in _alarms(job)]
+    told += [f"{name}, {text}" for text in _by_seed(_left_out(jobs))]
+    told += [f"{name}, {text}" for text in _by_seed([(job.seed, alarm) for job in jobs for alarm in _alarms(job)])]
     return list(dict.fromkeys(told))
 
 
-def _left_out(jobs: Sequence[CollectedJob]) -> list[str]:
-    """Where more than a percent of the images is in no mean of margins."""
+def _by_seed(said: Sequence[tuple[int, str]]) -> list[str]:
+    """One line for the seeds of which the same is said, but for its numbers."""
+    alike: dict[tuple[int, tuple[str, ...]], list[tuple[int, list[str]]]] = {}
+    times: Counter[tuple[int, tuple[str, ...]]] = Counter()
+    for seed, text in said:
+        parts = NUMBER.split(text)  # words, a number, words, ...
+        words = tuple(parts[::2])
+        alike.setdefault((times[seed, words], words), []).append((seed, parts))
+        times[seed, words] += 1
+    return [_in_one_line(members) for members in alike.values()]
+
+
+def _in_one_line(members: Sequence[tuple[int, list[str]]]) -> str:
+    """What the seeds have in common once, from the first number that differs to the last for each of them."""
+    who = f"seed{'s' * (len(members) > 1)} {', '.join(str(seed) for seed, _ in members)}"
+    texts = [parts for _, parts in members]
+    first = texts[0]
+    differs = [place for place, part in enumerate(first) if any(parts[place] != part for parts in texts)]
+    if not differs:
+        return f"{who}: {''.join(first)}"
+    begin, end = differs[0], differs[-1] + 1
+    each = ("; " if len(differs) > 1 else ", ").join("".join(parts[begin:end]) for parts in texts)
+    return f"{who}: {''.join(first[:begin])}{each}{''.join(first[end:])}"
+
+
+def _left_out(jobs: Sequence[CollectedJob]) -> list[tuple[int, str]]:
+    """(seed, what to say), where more than a percent of the images is in no mean of margins."""
     found = [(job.seed, *job.correct_without_margin) for job in jobs]
     return [
-        f"seed {seed}: {without:,} of {correct:,} correctly classified test images have no boundary, for the network "
-        "says the same all around them; the mean margin is without them"
+        (
+            seed,
+            f"{without:,} of {correct:,} correctly classified test images have no boundary, because the network's "
+            "output does not change around them; the mean margin is without them",
+        )
         for seed, without, correct in found
         if 100 * without > correct
     ]
