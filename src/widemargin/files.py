@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from widemargin.errors import InputError
+from widemargin.partial_file import is_partial, partial_of, remove_leftover, remove_leftovers
 
 if sys.platform != "win32":
     import fcntl
@@ -28,6 +29,7 @@ def write_whole(
     ``verify`` may look at the new file and raise before it counts. With ``keep``, the old file then goes on under that
     name; at no moment is there no file at ``path``.
     """
+    remove_leftovers(path)
     partial = partial_of(path)
     try:
         write(partial)
@@ -54,11 +56,6 @@ def write_text_whole(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
     write_whole(path, write)
-
-
-def partial_of(path: Path) -> Path:
-    """Where a file is written before it counts; what a kill leaves there, the next write replaces."""
-    return path.with_name(f".{path.name}.partial")
 
 
 def make_folder(path: Path) -> Path:
@@ -114,13 +111,14 @@ def drop_cached(path: Path) -> None:
 def _sweep(folder: Path) -> None:
     """A folder with nothing but what a kill left of a first write is empty; make it so."""
     entries = list(folder.iterdir())
-    if all(entry.name.startswith(".") and entry.name.endswith(".partial") for entry in entries):
+    if all(is_partial(entry) for entry in entries):
         for entry in entries:
-            entry.unlink(missing_ok=True)
+            remove_leftover(entry)
 
 
 def _name_also(path: Path, other: Path) -> None:
     """``other`` becomes a second name of the file, in one step; a copy where the file system has no second names."""
+    remove_leftovers(other)
     partial = partial_of(other)
     partial.unlink(missing_ok=True)
     try:

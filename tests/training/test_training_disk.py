@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +28,8 @@ from widemargin.checkpoints import (
     save_checkpoint,
 )
 from widemargin.checkpoints import file as checkpoint_file
-from widemargin.files import make_folder, partial_of, write_text_whole
+from widemargin.files import make_folder, write_text_whole, write_whole
+from widemargin.partial_file import LONG_AGO, partial_of
 from widemargin.training import train
 
 
@@ -401,3 +404,66 @@ def test_partial_files_beside_others_are_left_alone(tmp_path):
     assert (tmp_path / ".a.partial").exists()
     write_text_whole(tmp_path / "a", "a")
     assert not (tmp_path / ".a.partial").exists()
+
+
+def test_two_writers_at_once_each_put_a_whole_file_there(tmp_path):
+    path = tmp_path / "a"
+
+    def slowly(partial):
+        partial.write_text("the first half")
+        other = threading.Thread(target=write_text_whole, args=(path, "another's"))
+        other.start()
+        other.join()
+        assert path.read_text() == "another's"
+        with partial.open("a") as stream:
+            stream.write(" and the second")
+
+    write_whole(path, slowly)
+    assert path.read_text() == "the first half and the second"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+WRITING = """
+import sys
+from pathlib import Path
+from widemargin.files import write_whole
+
+def write(partial):
+    partial.write_text("half")
+    print(partial, flush=True)
+    sys.stdin.read()
+
+write_whole(Path(sys.argv[1]), write)
+"""
+
+
+def test_the_partial_file_of_another_process_goes_when_that_process_is_gone(tmp_path):
+    path = tmp_path / "a"
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITING, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    partial = Path(child.stdout.readline().strip())
+    files.make_folder(tmp_path)
+    write_text_whole(path, "a")
+    assert partial.exists()
+    child.kill()
+    child.communicate()
+    write_text_whole(path, "b")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_partial_file_of_another_machine_goes_when_nobody_has_touched_it_for_long(tmp_path):
+    path, partial = tmp_path / "a", tmp_path / ".a.node-17.cluster-4026531836-1-140.partial"
+    partial.write_text("half")
+    files.make_folder(tmp_path)
+    write_text_whole(path, "a")
+    assert partial.exists()
+    then = time.time() - LONG_AGO - 60
+    os.utime(partial, (then, then))
+    write_text_whole(path, "b")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_kill_on_another_machine_left_of_the_first_file_does_not_take_the_folder(tiny, tmp_path):
+    (tmp_path / ".config.toml.node-17-4026531836-1-140.partial").write_text("name = ")
+    assert train(tiny("epochs=1"), out=tmp_path).finished
