@@ -14,7 +14,7 @@ from widemargin.partial_file import is_partial, partial_of, remove_leftover, rem
 if sys.platform != "win32":
     import fcntl
 
-_PROBE = ".writable"
+_PROBE = "writable"
 
 
 def write_whole(
@@ -59,12 +59,13 @@ def write_text_whole(path: Path, text: str) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """The folder, made if need be and seen to be writable."""
-    probe = path / _PROBE
+    """The folder, made if need be and seen to be writable; any number of processes may ask at once."""
+    probe = partial_of(path / _PROBE)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path / _PROBE)
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)
         _sweep(path)
     except OSError as error:
         raise InputError(

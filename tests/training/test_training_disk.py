@@ -467,3 +467,21 @@ def test_the_partial_file_of_another_machine_goes_when_nobody_has_touched_it_for
 def test_what_a_kill_on_another_machine_left_of_the_first_file_does_not_take_the_folder(tiny, tmp_path):
     (tmp_path / ".config.toml.node-17-4026531836-1-140.partial").write_text("name = ")
     assert train(tiny("epochs=1"), out=tmp_path).finished
+
+
+def test_two_may_ask_for_a_folder_at_once(tmp_path, monkeypatch):
+    folder, touch = tmp_path / "new", Path.touch
+
+    def touched_and_asked_for_by_another(path, **options):
+        touch(path, **options)
+        if threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=make_folder, args=(folder,))
+            other.start()
+            other.join()
+            asked.append(folder.exists())
+
+    asked = []
+    monkeypatch.setattr(Path, "touch", touched_and_asked_for_by_another)
+    assert make_folder(folder) == folder
+    assert asked == [True]
+    assert list(folder.iterdir()) == []
