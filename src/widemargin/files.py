@@ -15,6 +15,11 @@ if sys.platform != "win32":
     import fcntl
 
 _PROBE = "writable"
+ANOTHER = "choose another folder (--out at the command line)"
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), f"free space or {ANOTHER}"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), f"get the right to write there or {ANOTHER}"),
+}
 
 
 def write_whole(
@@ -41,9 +46,7 @@ def write_whole(
         partial.replace(path)
         _flush_folder(path.parent)
     except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
-        ) from None
+        raise refused(f"write {path}", error) from None
     finally:
         with suppress(OSError):  # a folder that cannot be written has nothing to clean up
             partial.unlink(missing_ok=True)
@@ -68,10 +71,14 @@ def make_folder(path: Path) -> Path:
         probe.unlink(missing_ok=True)
         _sweep(path)
     except OSError as error:
-        raise InputError(
-            f"cannot write to the folder {path}: {error.strerror or error}; choose another --out"
-        ) from None
+        raise refused(f"write to the folder {path}", error) from None
     return path
+
+
+def refused(what: str, error: OSError) -> InputError:
+    """What the system refused, why, and what to do about it."""
+    remedy = _REMEDIES.get(error.errno or 0, ANOTHER)
+    return InputError(f"cannot {what}: {error.strerror or error}; {remedy}")
 
 
 @contextmanager
@@ -84,7 +91,10 @@ def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise refused(f"open the folder {folder}", error) from None
     try:
         _lock(descriptor, folder, wait=wait)
         yield
@@ -96,10 +106,10 @@ def _lock(descriptor: int, folder: Path, *, wait: bool) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise InputError(f"another process works in {folder}; wait for it to end, or choose another --out") from None
+        raise InputError(f"another process works in {folder}; wait for it to end, or {ANOTHER}") from None
     except OSError as error:  # a file system that knows no locks
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.EINVAL):
-            raise
+            raise refused(f"lock the folder {folder}", error) from None
 
 
 def drop_cached(path: Path) -> None:

@@ -264,7 +264,7 @@ def test_an_unwritable_out(refused, recipe, tmp_path):
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         line = refused("train", recipe, "--out", out)
         assert f"cannot write to the folder {out}" in line
-        assert "choose another --out" in line
+        assert "choose another folder (--out" in line
     assert (tmp_path / "file").read_text() == "a file"
 
 

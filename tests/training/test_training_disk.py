@@ -314,9 +314,10 @@ def read_only():
 
 def test_a_read_only_folder_is_told_and_left_alone(read_only):
     last, previous = read_only / "last.safetensors", read_only / PREVIOUS
-    with pytest.raises(InputError, match=r"cannot write .*last.safetensors: Permission denied"):
+    rights = r"Permission denied; get the right to write there or choose another folder \(--out at the command line\)$"
+    with pytest.raises(InputError, match=rf"cannot write .*last.safetensors: {rights}"):
         save_checkpoint(last, checkpoint(2), previous)
-    with pytest.raises(InputError, match=r"cannot write to the folder .*: Permission denied; choose another --out"):
+    with pytest.raises(InputError, match=rf"cannot write to the folder .*: {rights}"):
         make_folder(read_only)
     assert epoch_in(last) == 1
     assert [path.name for path in read_only.iterdir()] == ["last.safetensors"]
@@ -388,13 +389,28 @@ def test_a_folder_is_held_by_one_process_at_a_time_and_let_go_by_a_kill(tmp_path
         [sys.executable, "-c", program, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout.readline() == "held\n"
-    with pytest.raises(InputError, match=r"another process works in .*; wait for it to end, or choose another --out"):
+    with pytest.raises(InputError, match=r"another process works in .*; wait for it to end, or choose another folder"):
         files.held(tmp_path).__enter__()
     child.kill()
     child.communicate()
     with files.held(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_opened_or_locked_is_told(tmp_path, monkeypatch):
+    with (
+        pytest.raises(InputError, match=r"cannot open the folder .*absent: No such file or directory; choose another"),
+        files.held(tmp_path / "absent"),
+    ):
+        pass
+
+    def failing(descriptor, how):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files.fcntl, "flock", failing)
+    with pytest.raises(InputError, match=r"cannot lock the folder .*: Input/output error"), files.held(tmp_path):
+        pass
 
 
 def test_partial_files_beside_others_are_left_alone(tmp_path):

@@ -201,7 +201,7 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tiny, tmp_path):
 @pytest.mark.parametrize("below", ["", "run", "a/run"])
 def test_a_path_that_cannot_be_a_folder_is_refused(tiny, tmp_path, below):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(InputError, match=r"cannot write to the folder .*; choose another --out"):
+    with pytest.raises(InputError, match=r"cannot write to the folder .*; choose another folder \(--out"):
         train(tiny(), out=tmp_path / "file" / below)
 
 
