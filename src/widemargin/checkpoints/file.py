@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from widemargin.checkpoints.checksum import BLANK, KEY, DamagedError, check_whole, seal
-from widemargin.checkpoints.description import FORMAT, Description, read_description
+from widemargin.checkpoints.description import Description, other_version, read_description
 from widemargin.errors import InputError
 from widemargin.files import drop_cached, write_whole
 
@@ -108,10 +108,10 @@ def _described(path: Path, header: Mapping[str, str] | None, *, sealed: bool) ->
         table: dict[str, Any] = json.loads((header or {})[METADATA])
         if table.pop(KEY, None) is not None and not sealed:
             raise ValueError("its checksum cannot be read")
-        description = read_description(table)
+        other = other_version(table, sealed=sealed)
+        if other is None:
+            return read_description(table)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = f"it holds weights but no widemargin description; it was not written by widemargin ({error})"
         raise DamagedError(path, reason) from None
-    if description.format != FORMAT:
-        raise InputError(f"{path} has the format {description.format!r}; this version reads {FORMAT!r}")
-    return description
+    raise InputError(f"{path} {other}")
