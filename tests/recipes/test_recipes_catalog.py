@@ -5,6 +5,7 @@ import json
 import tomllib
 from collections import Counter
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,12 @@ def test_every_recipe_survives_toml(name, tmp_path):
     (tmp_path / "copy.toml").write_text(text)
     assert read_toml(tmp_path / "copy.toml") == config
     assert find_recipe(str(tmp_path / "copy.toml")).config == config
+
+
+@pytest.mark.parametrize("folder", ["rows", "tried"])
+def test_the_configurations_of_published_results_still_load(folder):
+    for path in (Path(__file__).parents[2] / "results" / folder).rglob("config.toml"):
+        assert read_toml(path).data.name in DATASETS
 
 
 @pytest.mark.parametrize("name", RECIPES)
