@@ -182,6 +182,31 @@ def test_another_kind_keeps_the_settings_that_it_has_too() -> None:
     assert standard.objective == Standard()
 
 
+@pytest.mark.parametrize(
+    ("before", "overrides", "after"),
+    [
+        ({"kind": "approximate", "temperature": 40.0}, ["emr.kind=exact"], {"kind": "exact"}),
+        (
+            {"kind": "approximate", "temperature": 40.0},
+            ["emr.projections=3", "emr.kind=stochastic"],
+            {"kind": "stochastic", "projections": 3},
+        ),
+        ({"kind": "stochastic", "projections": 3}, ["emr.kind=approximate"], {"kind": "approximate"}),
+        (
+            {"kind": "approximate", "temperature": 40.0},
+            ["emr.kind=approximate"],
+            {"kind": "approximate", "temperature": 40.0},
+        ),
+    ],
+)
+def test_another_form_of_emr_keeps_the_settings_that_it_has_too(
+    before: dict[str, Any], overrides: list[str], after: dict[str, Any]
+) -> None:
+    common = {"weight": 0.3, "every": 2, "schedule": Steps(milestones=(1,))}
+    changed = with_overrides(plain_run(emr=EMRConfig(**before, **common)), overrides)
+    assert changed.emr == EMRConfig(**after, **common)
+
+
 def test_a_whole_part_can_be_added() -> None:
     changed = with_overrides(plain_run(), ["emr.kind=exact", "emr.weight=0.1"])
     assert changed.emr == EMRConfig(kind="exact", weight=0.1)
@@ -254,6 +279,7 @@ def test_wrong_overrides(override: str, message: str) -> None:
             ["emr.kind=exact", "emr.temperature=1"],
             r"emr.temperature has no effect on exact EMR; remove it, or use kind =",
         ),
+        (["emr.temperature=1", "emr.kind=exact"], r"emr.temperature has no effect on exact EMR"),
         (
             ["emr.projections=2"],
             r'emr.projections has no effect on approximate EMR; remove it, or use kind = "stochastic"',
