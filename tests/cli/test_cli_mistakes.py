@@ -48,7 +48,7 @@ WRONG_SETTINGS = {
     "eps of 8": ("watch.attack.eps=8", "eps must be in (0, 1], got 8.0; images are in [0, 1], did you mean 8/255?"),
     "a negative rate": ("optimizer.lr=-1", "optimizer.lr"),
     "an infinite rate": ("optimizer.lr=inf", "optimizer.lr"),
-    "no epochs": ("epochs=0", "epochs must be at least 1, got 0"),
+    "no epochs": ("epochs=0", "epochs must be a whole number of at least 1, got 0"),
     "a missing value": ("data.name=none", "data.name is missing; add it: text"),
     "a missing part": ("optimizer=none", "optimizer is missing; add it: a table such as {lr = ...}"),
     "a missing model": ("model=none", "model is missing; add it: a table such as {kind = 'mlp'}"),
@@ -67,7 +67,7 @@ WRONG_SETTINGS = {
     "an unknown attack": ('evaluation.attacks=["pgd"]', "unknown attack 'pgd'"),
     "an unknown data set": ("data.name=mnsit", "data set 'mnsit' is unknown"),
     "no images": ("data.train_limit=0", "data.train_limit must be at least 1, got 0"),
-    "too much held out": ("data.held_out=12000", "held_out must leave images to train on"),
+    "too much held out": ("data.held_out=12000", "data.held_out must leave images to train on"),
     "a temperature for exact EMR": ('emr={kind="exact", weight=1, temperature=2}', "no effect on exact EMR; remove it"),
     "EMR at images nobody attacks": (
         'emr={kind="exact", weight=1, at="adversarial"}',
@@ -358,7 +358,7 @@ def test_resuming_from_truncated_checkpoints(refused, command, recipe, tmp_path)
         (("--attacks", ","), "--attacks must name at least one"),
         (("--norm", "l1"), "--norm must be one of 'linf', 'l2', got 'l1'"),
         (("--norm", "l2"), "--eps is missing for pgd3"),
-        (("--limit", "0"), "limit must be a whole number of images from 1 up, got 0"),
+        (("--limit", "0"), "limit must be a whole number of at least 1, got 0"),
         (("--batch-size", "0"), "batch_size must be a whole number of at least 1, got 0"),
         (("--dataset", "cifar"), "data set 'cifar' is unknown"),
     ],
@@ -373,7 +373,7 @@ def test_a_wrong_option_of_evaluate(refused, trained, options, says):
         (("--split", "held"), "--split must be one of 'train', 'validation', 'test', got 'held'"),
         (("--at", "noise"), "--at must be one of 'clean', 'adversarial', got 'noise'"),
         (("--norm", "l1"), "--norm must be one of 'linf', 'l2', got 'l1'"),
-        (("--limit", "-1"), "limit must be a whole number of images from 1 up, got -1"),
+        (("--limit", "-1"), "limit must be a whole number of at least 1, got -1"),
     ],
 )
 def test_a_wrong_option_of_margins(refused, trained, options, says):

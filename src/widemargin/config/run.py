@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from widemargin.attacks import FGSM, PGD
+from widemargin.checks import check_count
 from widemargin.config.parts import (
     AveragingConfig,
     DataConfig,
@@ -59,9 +60,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for field in ("epochs", "batch_size"):
-            if getattr(self, field) < 1:
-                raise InputError(f"{field} must be at least 1, got {getattr(self, field)}; give a larger number")
-        if not 0 <= self.seed < 2**63:  # what torch's generators take, less their sign
+            check_count(field, getattr(self, field))
+        if not 0 <= self.seed < 2**63:  # what build_model takes
             raise InputError(f"seed must be in [0, 2^63), got {self.seed}; try 0")
         self._check_points()
         self._check_teacher()
