@@ -9,6 +9,7 @@ from typing import Any
 import tomli_w
 
 from widemargin.config import RunConfig, kinds
+from widemargin.config.penalties import FORM_OF
 from widemargin.errors import InputError
 from widemargin.plain import Table, from_table, to_table
 
@@ -79,7 +80,9 @@ def with_overrides(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
         keys = path.strip().split(".")
         last = _put(table, keys, _parse(text.strip()), override)
         if keys[-1] == "kind" and "kind" in last:
-            _keep_what_fits(last, {names[len(keys) - 1] for names in given if names[: len(keys) - 1] == (*keys[:-1],)})
+            path_to = (*keys[:-1],)
+            kept = {names[len(path_to)] for names in given if names[: len(path_to)] == path_to}
+            _keep_what_fits(last, kept, is_emr=path_to == ("emr",))
         given.add((*keys,))
     return from_dict(table)
 
@@ -97,13 +100,16 @@ def _put(table: Table, keys: list[str], value: Any, override: str) -> Table:
     return table
 
 
-def _keep_what_fits(table: Table, given: set[str]) -> None:
+def _keep_what_fits(table: Table, given: set[str], *, is_emr: bool) -> None:
     """Of a table that has become another kind, what that kind has too; ``given`` settings are checked later."""
+    foreign: set[str] = set()
     kind = kinds().get(table["kind"]) if isinstance(table["kind"], str) else None
-    if kind is not None and is_dataclass(kind):
-        known = {"kind", *given, *(field.name for field in fields(kind))}
-        for name in [name for name in table if name not in known]:
-            del table[name]
+    if is_emr:  # one class for its three forms
+        foreign = {name for name, form in FORM_OF.items() if form != table["kind"]}
+    elif kind is not None and is_dataclass(kind):
+        foreign = set(table) - {"kind", *(field.name for field in fields(kind))}
+    for name in foreign - given:
+        table.pop(name, None)
 
 
 def _parse(text: str) -> Any:

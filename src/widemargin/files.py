@@ -9,11 +9,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from widemargin.errors import InputError
+from widemargin.partial_file import is_partial, partial_of, remove_leftover, remove_leftovers
 
 if sys.platform != "win32":
     import fcntl
 
-_PROBE = ".writable"
+_PROBE = "writable"
+ANOTHER = "choose another folder (--out at the command line)"
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), f"free space or {ANOTHER}"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), f"get the right to write there or {ANOTHER}"),
+}
 
 
 def write_whole(
@@ -28,6 +34,7 @@ def write_whole(
     ``verify`` may look at the new file and raise before it counts. With ``keep``, the old file then goes on under that
     name; at no moment is there no file at ``path``.
     """
+    remove_leftovers(path)
     partial = partial_of(path)
     try:
         write(partial)
@@ -39,9 +46,7 @@ def write_whole(
         partial.replace(path)
         _flush_folder(path.parent)
     except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
-        ) from None
+        raise refused(f"write {path}", error) from None
     finally:
         with suppress(OSError):  # a folder that cannot be written has nothing to clean up
             partial.unlink(missing_ok=True)
@@ -56,24 +61,24 @@ def write_text_whole(path: Path, text: str) -> None:
     write_whole(path, write)
 
 
-def partial_of(path: Path) -> Path:
-    """Where a file is written before it counts; what a kill leaves there, the next write replaces."""
-    return path.with_name(f".{path.name}.partial")
-
-
 def make_folder(path: Path) -> Path:
-    """The folder, made if need be and seen to be writable."""
-    probe = path / _PROBE
+    """The folder, made if need be and seen to be writable; any number of processes may ask at once."""
+    probe = partial_of(path / _PROBE)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path / _PROBE)
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)
         _sweep(path)
     except OSError as error:
-        raise InputError(
-            f"cannot write to the folder {path}: {error.strerror or error}; choose another --out"
-        ) from None
+        raise refused(f"write to the folder {path}", error) from None
     return path
+
+
+def refused(what: str, error: OSError) -> InputError:
+    """What the system refused, why, and what to do about it."""
+    remedy = _REMEDIES.get(error.errno or 0, ANOTHER)
+    return InputError(f"cannot {what}: {error.strerror or error}; {remedy}")
 
 
 @contextmanager
@@ -86,7 +91,10 @@ def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise refused(f"open the folder {folder}", error) from None
     try:
         _lock(descriptor, folder, wait=wait)
         yield
@@ -98,10 +106,10 @@ def _lock(descriptor: int, folder: Path, *, wait: bool) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise InputError(f"another process works in {folder}; wait for it to end, or choose another --out") from None
+        raise InputError(f"another process works in {folder}; wait for it to end, or {ANOTHER}") from None
     except OSError as error:  # a file system that knows no locks
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.EINVAL):
-            raise
+            raise refused(f"lock the folder {folder}", error) from None
 
 
 def drop_cached(path: Path) -> None:
@@ -114,13 +122,14 @@ def drop_cached(path: Path) -> None:
 def _sweep(folder: Path) -> None:
     """A folder with nothing but what a kill left of a first write is empty; make it so."""
     entries = list(folder.iterdir())
-    if all(entry.name.startswith(".") and entry.name.endswith(".partial") for entry in entries):
+    if all(is_partial(entry) for entry in entries):
         for entry in entries:
-            entry.unlink(missing_ok=True)
+            remove_leftover(entry)
 
 
 def _name_also(path: Path, other: Path) -> None:
     """``other`` becomes a second name of the file, in one step; a copy where the file system has no second names."""
+    remove_leftovers(other)
     partial = partial_of(other)
     partial.unlink(missing_ok=True)
     try:

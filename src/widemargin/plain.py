@@ -88,7 +88,8 @@ def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
         accepted, value = _scalar(option, item, path)
         if accepted:
             return value
-    raise InputError(f"{path} must be {' or '.join(_describe(o) for o in options)}, got {item!r}")
+    remedy = _quoted(path, item) if str in options else ""
+    raise InputError(f"{path} must be {' or '.join(_describe(o) for o in options)}, got {item!r}{remedy}")
 
 
 def _chosen(classes: list[Any], item: Any, kinds: Kinds, path: str) -> Any:
@@ -128,6 +129,14 @@ def _number(item: int | float | str, path: str) -> tuple[bool, float | None]:
         return True, Written(item)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _quoted(path: str, item: Any) -> str:
+    """How to write text that TOML takes for a number, a truth or a date."""
+    if isinstance(item, list | tuple | Mapping):
+        return ""
+    text = str(item).lower() if isinstance(item, bool) else str(item)
+    return f"""; put it in quotes: --set '{path}="{text}"'"""
 
 
 def _sequence(hint: Any, item: Any, path: str) -> tuple[bool, Any]:

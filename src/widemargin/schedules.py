@@ -29,9 +29,12 @@ class Steps:
     def __post_init__(self) -> None:
         legal = all(math.isfinite(m) and m >= 0 for m in self.milestones)
         if not legal or list(self.milestones) != sorted(set(self.milestones)):
-            raise InputError(f"Steps.milestones must be increasing epochs, got {list(self.milestones)}")
+            raise InputError(
+                f"Steps.milestones must be increasing epochs, got {list(self.milestones)}; write them in order, each "
+                "once, such as [30, 45]"
+            )
         if not 0 < self.factor <= 1:
-            raise InputError(f"Steps.factor must be in (0, 1], got {self.factor!r}")
+            raise InputError(f"Steps.factor must be in (0, 1], got {self.factor!r}; 0.1 is usual")
 
     def __call__(self, epoch: float) -> float:
         """Return the factor after ``epoch`` epochs."""
@@ -45,13 +48,13 @@ class Piecewise:
     points: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
-        epochs = [point[0] for point in self.points if len(point) == 2]
-        if len(epochs) != len(self.points) or epochs != sorted(set(epochs)):
+        legal = all(len(point) == 2 and all(math.isfinite(n) and n >= 0 for n in point) for point in self.points)
+        epochs = [epoch for epoch, *_ in self.points if legal]
+        if not legal or epochs != sorted(set(epochs)):
             raise InputError(
-                f"Piecewise.points must be [epoch, factor] with increasing epochs, got {list(self.points)}"
+                "Piecewise.points must be [epoch, factor] with increasing epochs and finite factors, none below 0, got "
+                f"{[list(point) for point in self.points]}; write them in order, such as [[0, 0.2], [1, 1.0]]"
             )
-        if any(factor < 0 for _, factor in self.points):
-            raise InputError(f"Piecewise.points must have factors >= 0, got {list(self.points)}")
 
     def __call__(self, epoch: float) -> float:
         """Return the factor after ``epoch`` epochs."""
@@ -67,7 +70,10 @@ class OneCycle:
 
     def __post_init__(self) -> None:
         if not 0 < self.peak < self.epochs < math.inf:
-            raise InputError(f"OneCycle.peak must be between 0 and epochs = {self.epochs}, got {self.peak!r}")
+            raise InputError(
+                f"OneCycle.peak must be between 0 and epochs = {self.epochs}, got {self.peak!r}; it is the epoch at "
+                "which the factor is 1"
+            )
 
     def __call__(self, epoch: float) -> float:
         """Return the factor after ``epoch`` epochs."""

@@ -48,7 +48,7 @@ WRONG_SETTINGS = {
     "eps of 8": ("watch.attack.eps=8", "eps must be in (0, 1], got 8.0; images are in [0, 1], did you mean 8/255?"),
     "a negative rate": ("optimizer.lr=-1", "optimizer.lr"),
     "an infinite rate": ("optimizer.lr=inf", "optimizer.lr"),
-    "no epochs": ("epochs=0", "epochs must be at least 1, got 0"),
+    "no epochs": ("epochs=0", "epochs must be a whole number of at least 1, got 0"),
     "a missing value": ("data.name=none", "data.name is missing; add it: text"),
     "a missing part": ("optimizer=none", "optimizer is missing; add it: a table such as {lr = ...}"),
     "a missing model": ("model=none", "model is missing; add it: a table such as {kind = 'mlp'}"),
@@ -67,7 +67,7 @@ WRONG_SETTINGS = {
     "an unknown attack": ('evaluation.attacks=["pgd"]', "unknown attack 'pgd'"),
     "an unknown data set": ("data.name=mnsit", "data set 'mnsit' is unknown"),
     "no images": ("data.train_limit=0", "data.train_limit must be at least 1, got 0"),
-    "too much held out": ("data.held_out=12000", "held_out must leave images to train on"),
+    "too much held out": ("data.held_out=12000", "data.held_out must leave images to train on"),
     "a temperature for exact EMR": ('emr={kind="exact", weight=1, temperature=2}', "no effect on exact EMR; remove it"),
     "EMR at images nobody attacks": (
         'emr={kind="exact", weight=1, at="adversarial"}',
@@ -264,7 +264,7 @@ def test_an_unwritable_out(refused, recipe, tmp_path):
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         line = refused("train", recipe, "--out", out)
         assert f"cannot write to the folder {out}" in line
-        assert "choose another --out" in line
+        assert "choose another folder (--out" in line
     assert (tmp_path / "file").read_text() == "a file"
 
 
@@ -373,7 +373,7 @@ def test_a_wrong_option_of_evaluate(refused, trained, options, says):
         (("--split", "held"), "--split must be one of 'train', 'validation', 'test', got 'held'"),
         (("--at", "noise"), "--at must be one of 'clean', 'adversarial', got 'noise'"),
         (("--norm", "l1"), "--norm must be one of 'linf', 'l2', got 'l1'"),
-        (("--limit", "-1"), "limit must be a whole number of images from 1 up, got -1"),
+        (("--limit", "-1"), "limit must be a whole number of at least 1, got -1"),
     ],
 )
 def test_a_wrong_option_of_margins(refused, trained, options, says):

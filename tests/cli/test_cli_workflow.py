@@ -107,8 +107,8 @@ SETTINGS = {
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_set_every_kind_of_value(command, recipe, tmp_path, kind):
     setting, keys, expected = SETTINGS[kind]
-    emr = ("--set", 'emr={kind="stochastic", weight=0.1}') if setting.startswith("emr") else ()
-    answer = command("train", recipe, "--out", tmp_path / "run", "--set", "epochs=1", *emr, "--set", setting)
+    before = {"a number": 'emr={kind="stochastic", weight=0.1}', "a switch": "watch.attack=none"}.get(kind, "seed=0")
+    answer = command("train", recipe, "--out", tmp_path / "run", "--set", "epochs=1", "--set", before, "--set", setting)
     assert answer.code == 0, answer.err
     value = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     for key in keys:

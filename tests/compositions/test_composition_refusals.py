@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from widemargin import FGSM, PGD, InputError
-from widemargin.config import DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig, StoppingConfig
+from widemargin.config import (
+    DataConfig,
+    EMRConfig,
+    IGRConfig,
+    OptimizerConfig,
+    RunConfig,
+    StoppingConfig,
+    WatchConfig,
+)
 from widemargin.heads import Hypersphere, LargeMargin
 from widemargin.models import LBGATTeacherConfig, MLPConfig
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
@@ -123,6 +131,13 @@ CASES: dict[str, tuple[Make, str, Make]] = {
         lambda: run_of(stopping=StoppingConfig(patience=2)),
         r"stopping has no effect without a validation split; set data.held_out, or remove it",
         lambda: run_of(stopping=StoppingConfig(patience=2), data=DataConfig(name="mnist-embedded", held_out=10)),
+    ),
+    "an attack on nothing that is watched": (
+        lambda: run_of(watch=WatchConfig(attack=FGSM(eps=0.1), test=False)),
+        r"watch.attack has no effect: .*; set data.held_out or watch.test = true, or remove it \(--set watch.attack=",
+        lambda: run_of(
+            watch=WatchConfig(attack=FGSM(eps=0.1), test=False), data=DataConfig(name="mnist-embedded", held_out=10)
+        ),
     ),
     "a kl attack from the image, trades": (
         lambda: Trades(attack=AT_X),

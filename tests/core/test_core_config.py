@@ -182,6 +182,31 @@ def test_another_kind_keeps_the_settings_that_it_has_too() -> None:
     assert standard.objective == Standard()
 
 
+@pytest.mark.parametrize(
+    ("before", "overrides", "after"),
+    [
+        ({"kind": "approximate", "temperature": 40.0}, ["emr.kind=exact"], {"kind": "exact"}),
+        (
+            {"kind": "approximate", "temperature": 40.0},
+            ["emr.projections=3", "emr.kind=stochastic"],
+            {"kind": "stochastic", "projections": 3},
+        ),
+        ({"kind": "stochastic", "projections": 3}, ["emr.kind=approximate"], {"kind": "approximate"}),
+        (
+            {"kind": "approximate", "temperature": 40.0},
+            ["emr.kind=approximate"],
+            {"kind": "approximate", "temperature": 40.0},
+        ),
+    ],
+)
+def test_another_form_of_emr_keeps_the_settings_that_it_has_too(
+    before: dict[str, Any], overrides: list[str], after: dict[str, Any]
+) -> None:
+    common = {"weight": 0.3, "every": 2, "schedule": Steps(milestones=(1,))}
+    changed = with_overrides(plain_run(emr=EMRConfig(**before, **common)), overrides)
+    assert changed.emr == EMRConfig(**after, **common)
+
+
 def test_a_whole_part_can_be_added() -> None:
     changed = with_overrides(plain_run(), ["emr.kind=exact", "emr.weight=0.1"])
     assert changed.emr == EMRConfig(kind="exact", weight=0.1)
@@ -200,9 +225,13 @@ def test_a_whole_part_can_be_added() -> None:
         ("epochs=many", r"epochs must be a whole number, got 'many'"),
         ("epochs=1.5", r"epochs must be a whole number, got 1.5"),
         ("epochs=true", r"epochs must be a whole number, got True"),
-        ("epochs=0", r"epochs must be at least 1, got 0"),
-        ("batch_size=0", r"batch_size must be at least 1, got 0"),
-        ("name=3", r"name must be text, got 3"),
+        ("epochs=0", r"epochs must be a whole number of at least 1, got 0"),
+        ("batch_size=0", r"batch_size must be a whole number of at least 1, got 0"),
+        ("seed=-1", r"^seed must be in \[0, 2\^63\), got -1; try 0"),
+        ("name=3", r"""name must be text, got 3; put it in quotes: --set 'name="3"'$"""),
+        ("name=true", r"""name must be text, got True; put it in quotes: --set 'name="true"'$"""),
+        ("name=2024-02-03", r"""name must be text, got .*; put it in quotes: --set 'name="2024-02-03"'$"""),
+        ("data.name=[3]", r"data.name must be text, got \[3\]$"),
         ("watch.test=1", r"watch.test must be true or false, got 1"),
         ("optimizer.lr=true", r"optimizer.lr must be a number, got True"),
         ("optimizer.lr=fast", r"optimizer.lr: 'fast' is not a number; write 0.031 or 8/255"),
@@ -221,7 +250,7 @@ def test_a_whole_part_can_be_added() -> None:
         ("data=mnist", r"data must be a table, got 'mnist'"),
         ("data.name=none", r"data.name is missing; add it"),
         ("data.augmentation=blur", r"data.augmentation must be one of .*, got 'blur'"),
-        ("data.held_out=-1", r"data.held_out must be at least 0, got -1"),
+        ("data.held_out=-1", r"data.held_out must be at least 0, got -1; 0 holds out none"),
         ("data.train_limit=0", r"data.train_limit must be at least 1, got 0; leave it out to use every image"),
         ("emr.kind=fast", r"emr.kind must be one of 'exact', 'approximate', 'stochastic', got 'fast'"),
         ("emr.weight=-1", r"emr.weight must be a number >= 0, got -1.0"),
@@ -230,12 +259,23 @@ def test_a_whole_part_can_be_added() -> None:
         ("emr.at=start", r"emr.at must be one of 'clean', 'adversarial', got 'start'"),
         ("emr.scaling=sum", r"emr.scaling must be one of 'mean', 'released', got 'sum'"),
         ("emr.schedule.milestones=[3, 2]", r"emr.schedule: Steps.milestones must be increasing epochs"),
-        ("watch.every=0", r"watch.every must be at least 1, got 0"),
-        ("watch.margins=['test', 'test']", r"watch.margins names a split twice"),
+        ("watch.every=0", r"watch.every must be at least 1, got 0; 1 measures after every epoch"),
+        ("watch.margins=['test', 'test']", r"watch.margins names a split twice: \['test', 'test'\]; leave one out"),
+        ("stopping.patience=0", r"stopping.patience must be at least 1 epoch, got 0; remove stopping to train"),
         ("watch.margins=['validation']", r"watch.margins must be a list, each element one of 'train', 'test'"),
         ("watch.margin_samples=0", r"watch.margin_samples must be at least 1, got 0; set watch.margins = \[\]"),
         ("evaluation.attacks=['cw']", r"evaluation: unknown attack 'cw'; known are clean, fgsm, pgdN"),
         ("evaluation.eps=8", r"evaluation: .*did you mean 8/255\?"),
+        (
+            "evaluation={attacks = ['clean', 'autoattack'], eps = 8}",
+            r"evaluation: Linf.eps must be in \(0, 1\], got 8.0; .*did you mean 8/255\?",
+        ),
+        ("evaluation={attacks = ['clean'], eps = 0, norm = 'l2'}", r"evaluation: L2.eps must be a positive number"),
+        (
+            "evaluation.attacks=['pgd10', 'clean', 'pgd-10']",
+            r"evaluation.attacks names an attack twice: \['pgd10', 'pgd-10'\]; leave one out",
+        ),
+        ("evaluation.attacks=['clean', 'clean']", r"evaluation.attacks names an attack twice: \['clean', 'clean'\]"),
     ],
 )
 def test_wrong_overrides(override: str, message: str) -> None:
@@ -254,6 +294,7 @@ def test_wrong_overrides(override: str, message: str) -> None:
             ["emr.kind=exact", "emr.temperature=1"],
             r"emr.temperature has no effect on exact EMR; remove it, or use kind =",
         ),
+        (["emr.temperature=1", "emr.kind=exact"], r"emr.temperature has no effect on exact EMR"),
         (
             ["emr.projections=2"],
             r'emr.projections has no effect on approximate EMR; remove it, or use kind = "stochastic"',

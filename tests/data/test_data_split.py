@@ -49,9 +49,18 @@ def test_a_class_is_not_emptied_needlessly() -> None:
     assert set(labels[train].tolist()) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("held_out", [0, -1, 10, 11, 3, 2.0, True])
-def test_refusals(held_out: int) -> None:
-    with pytest.raises(InputError, match="held_out"):
+@pytest.mark.parametrize(
+    ("held_out", "message"),
+    [
+        *((count, "must be a whole number of at least 1, got") for count in (0, -1, 2.0, True)),
+        (10, "must leave images to train on: got 10 of 10; hold out fewer"),
+        (11, "must leave images to train on: got 11 of 10; hold out fewer"),
+        (3, "must be at least the number of classes, 4, got 3; hold out more"),
+        (7, "must leave one image of each of 4 classes to train on: got 7 of 10; hold out fewer"),
+    ],
+)
+def test_refusals(held_out: int, message: str) -> None:
+    with pytest.raises(InputError, match=f"^data.held_out {message}"):
         stratified_split(torch.arange(10) % 4, held_out=held_out, seed=0)
 
 

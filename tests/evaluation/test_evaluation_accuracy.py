@@ -90,7 +90,7 @@ def test_classified_keeps_no_graph(model, digits):
 
 
 def test_a_batch_size_of_nothing_is_refused(model, digits):
-    with pytest.raises(InputError, match="batch_size must be a whole number from 1 up, got 0"):
+    with pytest.raises(InputError, match="batch_size must be a whole number of at least 1, got 0"):
         verdicts(model, digits, batch_size=0)
 
 

@@ -187,3 +187,11 @@ def test_scores_of_two_kinds_have_a_column_each_and_every_points_schedule_is_loo
     assert "test, clean, %" in said.out
     assert "To choose by held-out training images" in " ".join(said.out.split())
     assert said.err.count("note: optimizer.schedule.milestones has 1, the run ends at 1 epochs") == 1
+
+
+def test_without_a_score_nothing_is_begun(tmp_path, capsys):
+    command = ["sweep", "demo/emr", "--out", str(tmp_path / "sweep"), "--grid", "data.held_out=20,0", *TINY]
+    assert run([*command, "--set", "watch.test=false", "--set", "watch.attack=none"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a sweep needs a score, and the run with data.held_out=0 measures none; say --set data.held_out=" in line
+    assert list(tmp_path.iterdir()) == []

@@ -76,6 +76,16 @@ def test_all_are_done_the_longest_first_and_their_lines_are_passed_on(crew):
     assert crew.said.getvalue().count("done before") == len(ROWS)
 
 
+def test_lines_that_cannot_be_kept_do_not_stop_the_process(crew):
+    output = crew.tasks[1].job.folder / "output.txt"
+    output.mkdir(parents=True)
+    assert crew.work(seconds=60, st_emr="talk") == []
+    assert crew.done == list(ROWS)
+    said = crew.said.getvalue()
+    assert said.count(f"mnist-mlp/st-emr, seed 0: lines are missing in {output}: Is a directory") == 1
+    assert said.count("a line of many") == 4000
+
+
 def test_never_more_than_so_many_at_a_time(crew):
     assert crew.work(workers=2) == []
     running = 0

@@ -5,6 +5,7 @@ import json
 import tomllib
 from collections import Counter
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from widemargin.cli.main import run
 from widemargin.config_files import from_dict, read_toml, to_dict, to_toml
 from widemargin.data import DATASETS
 from widemargin.models import build_model
-from widemargin.recipes import all_recipes, find_recipe
+from widemargin.recipes import all_recipes, find_recipe, tables
 from widemargin.recipes.published import published
 
 RECIPES = all_recipes()
@@ -29,6 +30,12 @@ def test_every_recipe_survives_toml(name, tmp_path):
     (tmp_path / "copy.toml").write_text(text)
     assert read_toml(tmp_path / "copy.toml") == config
     assert find_recipe(str(tmp_path / "copy.toml")).config == config
+
+
+@pytest.mark.parametrize("folder", ["rows", "tried"])
+def test_the_configurations_of_published_results_still_load(folder):
+    for path in (Path(__file__).parents[2] / "results" / folder).rglob("config.toml"):
+        assert read_toml(path).data.name in DATASETS
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -125,3 +132,10 @@ def test_finding_a_recipe():
         find_recipe("mnist-mlp/st-em")
     with pytest.raises(InputError, match=r"unknown recipe 'qqq'; 'widemargin recipes' lists them"):
         find_recipe("qqq")
+
+
+def test_a_row_of_a_paper_table_has_published_numbers(monkeypatch):
+    bare = dataclasses.replace(RECIPES["mnist-mlp/st-emr"], published=None)
+    monkeypatch.setattr(tables, "all_recipes", lambda: RECIPES | {bare.name: bare})
+    with pytest.raises(LookupError, match="mnist-mlp/st-emr has no published numbers"):
+        tables._own("mnist-mlp", ("st-wd0.1", "st-emr"))

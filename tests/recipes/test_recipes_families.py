@@ -98,6 +98,7 @@ def test_mail(over, more):
     )
     assert (config.epochs, config.optimizer.schedule) == (100, drops(75, 90))
     assert (config.optimizer.weight_decay, config.data.held_out) == (PUBLISHED["mail"]["weight_decay"], 0)
+    assert (config.watch.attack, config.watch.test) == (None, False)  # the last epoch counts: nothing to choose by
     assert config.model.variant == "madry"
     if more:
         assert (config.emr.weight, config.emr.temperature) == (listed["emr_weight"], listed["temperature"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import widemargin
 from widemargin import InputError
@@ -125,6 +126,36 @@ def test_every_kind_of_model_goes_to_disk_and_comes_back(config, key, tmp_path):
     x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     assert again(x).equal(model.eval()(x))
     assert set(MODELS) >= {config["kind"]}
+
+
+class Copies(TorchDispatchMode):
+    """Counts what is copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func._schema.name in ("aten::clone", "aten::_to_copy", "aten::copy_")
+        return func(*args, **(kwargs or {}))
+
+
+def test_tensors_are_copied_once_whatever_their_form(tmp_path):
+    grid = torch.arange(24.0).reshape(1, 2, 3, 4)
+    weights = {
+        "plain": grid,
+        "a view of it": grid[0],
+        "transposed": grid.transpose(2, 3),
+        "channels last": grid.to(memory_format=torch.channels_last),
+        "expanded": torch.ones(1).expand(5),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+    path = tmp_path / "a.safetensors"
+    with Copies() as copies:
+        save_checkpoint(path, Checkpoint(weights, {}, describe({"kind": "mlp"})))
+    assert copies.count == len(weights)
+    loaded = load_checkpoint(path).weights
+    assert all(loaded[name].equal(value) for name, value in weights.items())
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_first_that_does_not(tmp_path):

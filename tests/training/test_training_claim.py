@@ -32,7 +32,8 @@ def contents(folder):
 def assert_refused(ended, folder):
     assert ended.code == 2
     assert ended.err == (
-        f"widemargin: another process works in {folder}; wait for it to end, or choose another --out\n"
+        f"widemargin: another process works in {folder}; wait for it to end, or choose another folder "
+        "(--out at the command line)\n"
     )
 
 

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +28,8 @@ from widemargin.checkpoints import (
     save_checkpoint,
 )
 from widemargin.checkpoints import file as checkpoint_file
-from widemargin.files import make_folder, partial_of, write_text_whole
+from widemargin.files import make_folder, write_text_whole, write_whole
+from widemargin.partial_file import LONG_AGO, partial_of
 from widemargin.training import train
 
 
@@ -311,9 +314,10 @@ def read_only():
 
 def test_a_read_only_folder_is_told_and_left_alone(read_only):
     last, previous = read_only / "last.safetensors", read_only / PREVIOUS
-    with pytest.raises(InputError, match=r"cannot write .*last.safetensors: Permission denied"):
+    rights = r"Permission denied; get the right to write there or choose another folder \(--out at the command line\)$"
+    with pytest.raises(InputError, match=rf"cannot write .*last.safetensors: {rights}"):
         save_checkpoint(last, checkpoint(2), previous)
-    with pytest.raises(InputError, match=r"cannot write to the folder .*: Permission denied; choose another --out"):
+    with pytest.raises(InputError, match=rf"cannot write to the folder .*: {rights}"):
         make_folder(read_only)
     assert epoch_in(last) == 1
     assert [path.name for path in read_only.iterdir()] == ["last.safetensors"]
@@ -385,13 +389,28 @@ def test_a_folder_is_held_by_one_process_at_a_time_and_let_go_by_a_kill(tmp_path
         [sys.executable, "-c", program, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout.readline() == "held\n"
-    with pytest.raises(InputError, match=r"another process works in .*; wait for it to end, or choose another --out"):
+    with pytest.raises(InputError, match=r"another process works in .*; wait for it to end, or choose another folder"):
         files.held(tmp_path).__enter__()
     child.kill()
     child.communicate()
     with files.held(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_opened_or_locked_is_told(tmp_path, monkeypatch):
+    with (
+        pytest.raises(InputError, match=r"cannot open the folder .*absent: No such file or directory; choose another"),
+        files.held(tmp_path / "absent"),
+    ):
+        pass
+
+    def failing(descriptor, how):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files.fcntl, "flock", failing)
+    with pytest.raises(InputError, match=r"cannot lock the folder .*: Input/output error"), files.held(tmp_path):
+        pass
 
 
 def test_partial_files_beside_others_are_left_alone(tmp_path):
@@ -401,3 +420,84 @@ def test_partial_files_beside_others_are_left_alone(tmp_path):
     assert (tmp_path / ".a.partial").exists()
     write_text_whole(tmp_path / "a", "a")
     assert not (tmp_path / ".a.partial").exists()
+
+
+def test_two_writers_at_once_each_put_a_whole_file_there(tmp_path):
+    path = tmp_path / "a"
+
+    def slowly(partial):
+        partial.write_text("the first half")
+        other = threading.Thread(target=write_text_whole, args=(path, "another's"))
+        other.start()
+        other.join()
+        assert path.read_text() == "another's"
+        with partial.open("a") as stream:
+            stream.write(" and the second")
+
+    write_whole(path, slowly)
+    assert path.read_text() == "the first half and the second"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+WRITING = """
+import sys
+from pathlib import Path
+from widemargin.files import write_whole
+
+def write(partial):
+    partial.write_text("half")
+    print(partial, flush=True)
+    sys.stdin.read()
+
+write_whole(Path(sys.argv[1]), write)
+"""
+
+
+def test_the_partial_file_of_another_process_goes_when_that_process_is_gone(tmp_path):
+    path = tmp_path / "a"
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITING, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    partial = Path(child.stdout.readline().strip())
+    files.make_folder(tmp_path)
+    write_text_whole(path, "a")
+    assert partial.exists()
+    child.kill()
+    child.communicate()
+    write_text_whole(path, "b")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_partial_file_of_another_machine_goes_when_nobody_has_touched_it_for_long(tmp_path):
+    path, partial = tmp_path / "a", tmp_path / ".a.node-17.cluster-4026531836-1-140.partial"
+    partial.write_text("half")
+    files.make_folder(tmp_path)
+    write_text_whole(path, "a")
+    assert partial.exists()
+    then = time.time() - LONG_AGO - 60
+    os.utime(partial, (then, then))
+    write_text_whole(path, "b")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_kill_on_another_machine_left_of_the_first_file_does_not_take_the_folder(tiny, tmp_path):
+    (tmp_path / ".config.toml.node-17-4026531836-1-140.partial").write_text("name = ")
+    assert train(tiny("epochs=1"), out=tmp_path).finished
+
+
+def test_two_may_ask_for_a_folder_at_once(tmp_path, monkeypatch):
+    folder, touch = tmp_path / "new", Path.touch
+
+    def touched_and_asked_for_by_another(path, **options):
+        touch(path, **options)
+        if threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=make_folder, args=(folder,))
+            other.start()
+            other.join()
+            asked.append(folder.exists())
+
+    asked = []
+    monkeypatch.setattr(Path, "touch", touched_and_asked_for_by_another)
+    assert make_folder(folder) == folder
+    assert asked == [True]
+    assert list(folder.iterdir()) == []

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from widemargin import InputError
 from widemargin.checkpoints import load_checkpoint
+from widemargin.checkpoints.checksum import BLANK, seal
 from widemargin.errors import WidemarginWarning
 from widemargin.training import epoch_end, run_checkpoint, train
 from widemargin.training import steps as steps_module
 from widemargin.training.step import train_step
+from widemargin.versions import own_version
 
 VALIDATED = ("data.held_out=40", 'watch.attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}', "watch.margins=[]")
 AT = 'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}}'
@@ -201,7 +203,7 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tiny, tmp_path):
 @pytest.mark.parametrize("below", ["", "run", "a/run"])
 def test_a_path_that_cannot_be_a_folder_is_refused(tiny, tmp_path, below):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(InputError, match=r"cannot write to the folder .*; choose another --out"):
+    with pytest.raises(InputError, match=r"cannot write to the folder .*; choose another folder \(--out"):
         train(tiny(), out=tmp_path / "file" / below)
 
 
@@ -221,11 +223,13 @@ def _without_description(path):
     save_file(load_file(path), path)
 
 
-def _of_another_format(path):
+def _described_otherwise(path, changes, *, sealed):
     with safe_open(path, framework="pt") as stream:
         table = json.loads(stream.metadata()["widemargin"])
     del table["checksum"]
-    save_file(load_file(path), path, metadata={"widemargin": json.dumps(table | {"format": "widemargin-checkpoint-9"})})
+    table = ({"checksum": BLANK} if sealed else {}) | table | changes
+    content = save(load_file(path), metadata={"widemargin": json.dumps(table)})
+    path.write_bytes(b"".join(seal(content)) if sealed else content)
 
 
 def _flip_a_weight(path):
@@ -240,7 +244,7 @@ DAMAGES = [
     (_empty, "it has 0 bytes in all"),
     (_without_description, "holds weights but no widemargin description"),
     (_flip_a_weight, "its bytes do not fit its checksum"),
-    (Path.unlink, "it is missing"),
+    (Path.unlink, r"last.safetensors is missing; going on from"),
 ]
 
 
@@ -292,13 +296,25 @@ def test_without_a_good_previous_one_a_damaged_checkpoint_is_refused_and_nothing
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_checkpoint_of_another_format_is_no_damage(tiny, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "sealed", "message"),
+    [
+        ({"format": "widemargin-checkpoint-9"}, False, "has the format 'widemargin-checkpoint-9'"),
+        ({"format": "widemargin-checkpoint-9", "license": "MIT"}, False, "has the format 'widemargin-checkpoint-9'"),
+        ({"format": "widemargin-checkpoint-9", "license": "MIT"}, True, "has the format 'widemargin-checkpoint-9'"),
+        ({"format": 9, "epoch": {"whole": 2}, "versions": 3}, True, "has the format '9'"),
+        ({"license": "MIT"}, True, "says 'license' of itself"),
+    ],
+)
+def test_a_checkpoint_of_another_version_is_no_damage(tiny, tmp_path, changes, sealed, message):
     config = tiny("epochs=2")
     train(config, out=tmp_path)
-    _of_another_format(tmp_path / "last.safetensors")
+    _described_otherwise(tmp_path / "last.safetensors", changes, sealed=sealed)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(InputError, match="has the format 'widemargin-checkpoint-9'; this version reads"):
+    writer = "unknown" if "versions" in changes else own_version()
+    with pytest.raises(InputError, match=f"last.safetensors {message}; this version reads .*; use the") as caught:
         train(config, out=tmp_path)
+    assert f"use the version of widemargin that wrote it ({writer}), or choose another checkpoint" in str(caught.value)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -33,6 +33,24 @@ class Description:
     def run_config(self) -> RunConfig:
         """The configuration of the run that made them."""
         return from_dict(self.config)
+
+
+def other_version(table: Mapping[str, Any], *, sealed: bool) -> str | None:
+    """Why only another version can read the description, and what to do; None where this one can.
+
+    What this one does not know in a file that is not ``sealed`` by its checksum may as well be damage.
+    """
+    found, known = table.get("format", FORMAT), {field.name for field in fields(Description)}
+    unknown = [name for name in table if name not in known and sealed]
+    if found == FORMAT and not unknown:
+        return None
+    what = f"says {unknown[0][:80]!r} of itself" if found == FORMAT else f"has the format {str(found)[:80]!r}"
+    versions = table.get("versions")
+    writer = str(versions.get("widemargin", "unknown") if isinstance(versions, dict) else "unknown")[:80]
+    return (
+        f"{what}; this version reads {FORMAT!r}; use the version of widemargin that wrote it ({writer}), or choose "
+        "another checkpoint"
+    )
 
 
 def read_description(table: Mapping[str, Any]) -> Description:

@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from widemargin.checkpoints.checksum import BLANK, KEY, DamagedError, check_whole, seal
-from widemargin.checkpoints.description import FORMAT, Description, read_description
+from widemargin.checkpoints.description import Description, other_version, read_description
 from widemargin.errors import InputError
 from widemargin.files import drop_cached, write_whole
 
@@ -41,7 +42,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, previous: Path | None = 
     that is damaged is not kept, since it would push out a good one.
     """
     tensors = dict(checkpoint.weights) | {TRAIN_PREFIX + key: value for key, value in checkpoint.training.items()}
-    stored = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    stored = {key: _copied(value) for key, value in tensors.items()}
     table = {KEY: BLANK} | asdict(checkpoint.description)
     # not save_file: it hides the errors of the disk and the user's umask
     pieces = seal(save(stored, metadata={METADATA: json.dumps(table)}))
@@ -53,6 +54,11 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, previous: Path | None = 
 
     keep = previous if previous is not None and _is_whole(path) else None
     write_whole(path, write, verify=_read_back, keep=keep)
+
+
+def _copied(value: Tensor) -> Tensor:
+    """On the host, contiguous, and sharing memory with no other, by one copy."""
+    return value.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
 
 
 def _read_back(partial: Path) -> None:
@@ -108,10 +114,10 @@ def _described(path: Path, header: Mapping[str, str] | None, *, sealed: bool) ->
         table: dict[str, Any] = json.loads((header or {})[METADATA])
         if table.pop(KEY, None) is not None and not sealed:
             raise ValueError("its checksum cannot be read")
-        description = read_description(table)
+        other = other_version(table, sealed=sealed)
+        if other is None:
+            return read_description(table)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = f"it holds weights but no widemargin description; it was not written by widemargin ({error})"
         raise DamagedError(path, reason) from None
-    if description.format != FORMAT:
-        raise InputError(f"{path} has the format {description.format!r}; this version reads {FORMAT!r}")
-    return description
+    raise InputError(f"{path} {other}")

@@ -1,4 +1,4 @@
-"""The checkpoint before the last: what a run goes on from when the last one is damaged."""
+"""The checkpoint before the last: what a run goes on from when the last one is damaged or missing."""
 
 import warnings
 from pathlib import Path
@@ -14,28 +14,25 @@ def load_newest(last: Path, previous: Path) -> tuple[Checkpoint, Path] | None:
     """The last checkpoint and its path, or the previous one and a warning; None where there is neither."""
     if not last.exists() and not previous.exists():
         return None
+    trouble = f"{last} is missing"
     try:
-        return _present(last), last
+        if last.exists():
+            return load_checkpoint(last), last
     except DamagedError as error:
-        damage = f"{last} is damaged ({error.reason})"
+        trouble = f"{last} is damaged ({error.reason})"
     if not previous.exists():
         raise InputError(
-            f"{damage} and there is no {previous.name} to go on from; put back a copy, or remove it to begin anew"
+            f"{trouble} and there is no {previous.name} to go on from; put back a copy, or remove it to begin anew"
         )
     try:
         checkpoint = load_checkpoint(previous)
     except DamagedError as error:
         raise InputError(
-            f"{damage} and so is {previous} ({error.reason}); put back a copy of one, or remove both to begin anew"
+            f"{trouble} and {previous} is damaged ({error.reason}); put back a copy of one, or remove both to begin "
+            "anew"
         ) from None
-    warnings.warn(f"{damage}; going on from {previous}, {_place(checkpoint)}", WidemarginWarning, stacklevel=2)
+    warnings.warn(f"{trouble}; going on from {previous}, {_place(checkpoint)}", WidemarginWarning, stacklevel=2)
     return checkpoint, previous
-
-
-def _present(last: Path) -> Checkpoint:
-    if not last.exists():
-        raise DamagedError(last, "it is missing")
-    return load_checkpoint(last)
 
 
 def _place(checkpoint: Checkpoint) -> str:

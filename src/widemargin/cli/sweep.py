@@ -16,7 +16,7 @@ from widemargin.cli.schedule_notes import note_unreached
 from widemargin.config import RunConfig
 from widemargin.config_files import with_overrides
 from widemargin.errors import InputError
-from widemargin.experiments.grid import Sweep, parse_grid
+from widemargin.experiments.grid import Point, Sweep, parse_grid, words
 from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes import find_recipe
 from widemargin.reports.heat_map import heat_map
@@ -73,6 +73,7 @@ def sweep(
         heartbeat=heartbeat,
     )
     points = plan.points()
+    _check_scored(plan, points)
     make_folder(out)
     console = Console(stderr=True)
     note_unreached(map(plan.configure, points), console)
@@ -91,11 +92,19 @@ def sweep(
         raise typer.Exit(1)
 
 
+def _check_scored(plan: Sweep, points: Sequence[Point]) -> None:
+    """Every run measures something to compare it by."""
+    for point, config in ((point, plan.configure(point)) for point in points):
+        if not config.data.held_out and not config.watch.test:
+            raise InputError(
+                f"a sweep needs a score, and the run with {words(point)} measures none; "
+                "say --set data.held_out=2000 or --set watch.test=true"
+            )
+
+
 def _scores(last: Line, metrics: list[Line]) -> dict[str, Any]:
     """The last epoch's measurements; the score is the best validation value, or the last test value without a split."""
-    name = next((key for key in SCORES if key in last), None)
-    if name is None:
-        raise InputError("a sweep needs a score: set data.held_out or watch.test = true")
+    name = next(key for key in SCORES if key in last)
     values = [line[name] for line in metrics if name in line]
     score = max(values) if name.startswith("validation") else values[-1]
     return {key: value for key, value in last.items() if isinstance(value, float)} | {"score": score, "scored": name}

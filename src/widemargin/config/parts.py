@@ -9,6 +9,7 @@ from widemargin.checks import choice
 from widemargin.data import AUGMENTATIONS
 from widemargin.errors import InputError
 from widemargin.schedules import Constant, Schedule
+from widemargin.threat import make_threat
 from widemargin.types import Norm
 
 WatchedMargins = Literal["train", "test"]
@@ -29,7 +30,7 @@ class DataConfig:
             raise InputError("data.name is empty; give a data set's name or the path of an .npz file or image folder")
         choice("data", "augmentation", self.augmentation, tuple(AUGMENTATIONS))
         if self.held_out < 0:
-            raise InputError(f"data.held_out must be at least 0, got {self.held_out}")
+            raise InputError(f"data.held_out must be at least 0, got {self.held_out}; 0 holds out none")
         for field in ("train_limit", "test_limit"):
             limit = getattr(self, field)
             if limit is not None and limit < 1:
@@ -70,14 +71,14 @@ class WatchConfig:
 
     def __post_init__(self) -> None:
         if self.every < 1:
-            raise InputError(f"watch.every must be at least 1, got {self.every}")
+            raise InputError(f"watch.every must be at least 1, got {self.every}; 1 measures after every epoch")
         if self.margin_samples is not None and self.margin_samples < 1:
             raise InputError(
                 f"watch.margin_samples must be at least 1, got {self.margin_samples}; "
                 "set watch.margins = [] to measure none"
             )
         if len(set(self.margins)) != len(self.margins):
-            raise InputError(f"watch.margins names a split twice: {list(self.margins)}")
+            raise InputError(f"watch.margins names a split twice: {list(self.margins)}; leave one out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +91,11 @@ class EvaluationConfig:
     norm: Norm = "linf"
 
     def __post_init__(self) -> None:
-        for name in self.attacks:
-            self.attack(name)
+        make_threat(self.norm, self.eps)
+        kinds = [self.attack(name) or name for name in self.attacks]
+        twice = [name for name, kind in zip(self.attacks, kinds, strict=True) if kinds.count(kind) > 1]
+        if twice:
+            raise InputError(f"evaluation.attacks names an attack twice: {twice}; leave one out")
 
     def attack(self, name: str) -> PGD | FGSM | None:
         """The gradient attack of that name; None for "clean" and for "autoattack", which is more than one."""
@@ -129,4 +133,6 @@ class StoppingConfig:
 
     def __post_init__(self) -> None:
         if self.patience < 1:
-            raise InputError(f"stopping.patience must be at least 1 epoch, got {self.patience}")
+            raise InputError(
+                f"stopping.patience must be at least 1 epoch, got {self.patience}; remove stopping to train to the end"
+            )

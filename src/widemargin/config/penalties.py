@@ -9,6 +9,9 @@ from widemargin.regularizers import ApproximateEMR, ExactEMR, InputGradient, Pen
 from widemargin.schedules import Constant, Schedule
 from widemargin.types import Point, Scaling
 
+FORM_OF = {"temperature": "approximate", "projections": "stochastic"}
+"""The settings that one form of EMR alone has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EMRConfig:
@@ -25,7 +28,7 @@ class EMRConfig:
 
     def __post_init__(self) -> None:
         choice("emr", "kind", self.kind, ("exact", "approximate", "stochastic"))
-        for name, form in (("temperature", "approximate"), ("projections", "stochastic")):
+        for name, form in FORM_OF.items():
             if getattr(self, name) is not None and self.kind != form:
                 raise InputError(f'emr.{name} has no effect on {self.kind} EMR; remove it, or use kind = "{form}"')
         self.penalty()

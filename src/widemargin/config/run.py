@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from widemargin.attacks import FGSM, PGD
+from widemargin.checks import check_count
 from widemargin.config.parts import (
     AveragingConfig,
     DataConfig,
@@ -59,12 +60,14 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for field in ("epochs", "batch_size"):
-            if getattr(self, field) < 1:
-                raise InputError(f"{field} must be at least 1, got {getattr(self, field)}")
+            check_count(field, getattr(self, field))
+        if not 0 <= self.seed < 2**63:  # what build_model takes
+            raise InputError(f"seed must be in [0, 2^63), got {self.seed}; try 0")
         self._check_points()
         self._check_teacher()
         self._check_head()
         self._check_burn_in()
+        self._check_watch()
         if self.stopping is not None and not self.data.held_out:
             raise InputError("stopping has no effect without a validation split; set data.held_out, or remove it")
         if self.stopping is not None and self.averaging is not None and self.averaging.beside:
@@ -102,6 +105,13 @@ class RunConfig:
             raise InputError(
                 f"objective.burn_in must be less than epochs = {self.epochs}, got {self.objective.burn_in}: MAIL's "
                 "weights would have no effect; lower objective.burn_in, or raise epochs"
+            )
+
+    def _check_watch(self) -> None:
+        if self.watch.attack is not None and not self.data.held_out and not self.watch.test:
+            raise InputError(
+                "watch.attack has no effect: there is no validation split, and the test images are not watched; "
+                "set data.held_out or watch.test = true, or remove it (--set watch.attack=none)"
             )
 
     def penalties(self) -> tuple[Penalty, ...]:

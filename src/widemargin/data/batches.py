@@ -11,6 +11,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from widemargin.checks import check_count
 from widemargin.data.augment import Augmentation, NoAugmentation
 from widemargin.data.image_set import ImageSet, as_floats
 from widemargin.errors import InputError
@@ -91,7 +92,7 @@ class Batches:
     processes: int = 1
 
     def __post_init__(self) -> None:
-        _check_size(self.batch_size)
+        check_count("batch_size", self.batch_size)
         if self.drop_last and self.batch_size > len(self.data):
             raise InputError(
                 f"batch_size must be at most {len(self.data)}, the number of images in {self.data.name}, when the last "
@@ -120,11 +121,6 @@ class Batches:
 
 def in_order(data: ImageSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """(images in [0, 1], labels) from first to last, the last batch possibly smaller: for evaluation."""
-    _check_size(batch_size)
+    check_count("batch_size", batch_size)
     rows = (slice(start, start + batch_size) for start in range(0, len(data), batch_size))
     return ((data.floats(part), data.labels[part]) for part in rows)
-
-
-def _check_size(batch_size: int) -> None:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size must be a whole number from 1 up, got {batch_size!r}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from widemargin.checks import check_count
 from widemargin.errors import InputError
 
 
@@ -54,8 +55,7 @@ class ImageSet:
 
     def first(self, n: int) -> "ImageSet":
         """The first ``n`` images, or all of them if there are fewer."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise InputError(f"{self.name}: the limit must be a whole number of images from 1 up, got {n!r}")
+        check_count(f"{self.name}: the limit", n)
         return self._holding(self.images[:n], self.labels[:n])
 
     def floats(self, indices: Tensor | slice | None = None) -> Tensor:

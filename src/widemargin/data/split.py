@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from widemargin.checks import check_count
 from widemargin.errors import InputError
 from widemargin.randomness import derived
 
@@ -24,15 +25,17 @@ def stratified_split(labels: Tensor, *, held_out: int, seed: int) -> tuple[Tenso
 
 
 def _check(total: int, classes: int, held_out: int) -> None:
-    if isinstance(held_out, bool) or not isinstance(held_out, int) or held_out < 1:
-        raise InputError(f"held_out must be a whole number of images from 1 up, got {held_out!r}")
+    check_count("data.held_out", held_out)
     if held_out >= total:
-        raise InputError(f"held_out must leave images to train on: got {held_out} of {total}; hold out fewer")
+        raise InputError(f"data.held_out must leave images to train on: got {held_out} of {total}; hold out fewer")
     if held_out < classes:
-        raise InputError(f"held_out must be at least the number of classes, {classes}, got {held_out}; hold out more")
+        raise InputError(
+            f"data.held_out must be at least the number of classes, {classes}, got {held_out}; hold out more"
+        )
     if total - held_out < classes:
         raise InputError(
-            f"held_out must leave one image of each of {classes} classes to train on: got {held_out} of {total}"
+            f"data.held_out must leave one image of each of {classes} classes to train on: got {held_out} of {total}; "
+            "hold out fewer"
         )
 
 

@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from widemargin.experiments.lanes import BEGIN, FAILURE, PATIENCE, mark
 from widemargin.experiments.task import Task
-from widemargin.files import make_folder
 
 PROGRAM = ("-m", "widemargin.experiments.task_process")
 OUTPUT = "output.txt"
@@ -49,6 +49,8 @@ class Worker:
         self._failed: dict[int, str] = {}
         self._last: dict[int | None, str] = {}
         """The last line of each task that is not empty; None is for the process."""
+        self._unkept: set[int] = set()
+        """Tasks of which a line could not be kept."""
         self._asked: float | None = None
         self._process = subprocess.Popen(
             [sys.executable, *PROGRAM, description],
@@ -125,14 +127,24 @@ class Worker:
             if number is None:
                 say(text.rstrip())
                 for each in self._under_way():
-                    _keep(self.tasks[each], text)
+                    self._keep(each, text, say)
                 continue
             if len(self.tasks) > 1 and text == BEGIN:
                 self._begun.add(number)
             if len(self.tasks) > 1 and text.startswith(FAILURE):
                 self._failed[number] = text.rstrip()
-            _keep(self.tasks[number], text)
+            self._keep(number, text, say)
             say(f"{self.tasks[number].label}: {text.rstrip()}")
+
+    def _keep(self, number: int, text: str, say: Say) -> None:
+        """A line that cannot be kept is lost, which is told once: who stops reading stops the process, too."""
+        task = self.tasks[number]
+        try:
+            _append(task.job.folder / OUTPUT, text)
+        except OSError as error:
+            if number not in self._unkept:
+                self._unkept.add(number)
+                say(f"{task.label}: lines are missing in {task.job.folder / OUTPUT}: {error.strerror or error}")
 
     def _whose(self, line: str) -> tuple[int | None, str]:
         """(number of the task, text); None is for the process of several."""
@@ -145,8 +157,13 @@ class Worker:
         return [n for n in sorted(self._begun) if n not in self._failed and not self.tasks[n].done]
 
 
-def _keep(task: Task, text: str) -> None:
-    with (make_folder(task.job.folder) / OUTPUT).open("a", encoding="utf-8") as stream:
+def _append(path: Path, text: str) -> None:
+    try:
+        stream = path.open("a", encoding="utf-8")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("a", encoding="utf-8")
+    with stream:
         stream.write(f"{text}\n")
 
 

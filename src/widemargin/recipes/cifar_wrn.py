@@ -84,7 +84,7 @@ def _mail() -> list[Recipe]:
         run = protocol.base(
             "", OWN, objective, epochs=100, weight_decay=2e-4, schedule=Steps(milestones=(75, 90), factor=0.1)
         )
-        run = replace(run, data=replace(run.data, held_out=0))
+        run = replace(run, data=replace(run.data, held_out=0), watch=replace(run.watch, attack=None))
         rows.append(_row(f"{name}-mail", run, f"{row}+MAIL"))
         rows.append(_row(f"{name}-mail-emr", replace(run, emr=protocol.emr(weight, 1.0, (74, 89))), f"{row}+MAIL+EMR"))
     return rows

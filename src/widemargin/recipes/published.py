@@ -6,7 +6,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-PAPER = "Boosting Adversarial Robustness From The Perspective of Effective Margin Regularization"
 RESULTS = ("clean", "fgsm", "pgd", "pgd10", "pgd20", "pgd100", "autoattack", "margin_train", "margin_test")
 
 

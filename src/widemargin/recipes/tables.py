@@ -54,8 +54,13 @@ _FORMS_AT = (("at-emr", "AT+EMR"), ("at-approximate-emr", "AT+Approx-EMR"))
 
 def _own(prefix: str, names: tuple[str, ...]) -> tuple[Row, ...]:
     """Rows whose recipes carry the table's own numbers."""
-    recipes = [all_recipes()[f"{prefix}/{name}"] for name in names]
-    return tuple(Row(recipe, recipe.published) for recipe in recipes if recipe.published is not None)
+    return tuple(_published_row(all_recipes()[f"{prefix}/{name}"]) for name in names)
+
+
+def _published_row(recipe: Recipe) -> Row:
+    if recipe.published is None:
+        raise LookupError(f"{recipe.name} has no published numbers, and stands in a table of the paper")
+    return Row(recipe, recipe.published)
 
 
 def _ablation() -> tuple[Row, ...]:

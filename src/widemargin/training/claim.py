@@ -13,6 +13,7 @@ from widemargin.config_files import differences, read_toml, to_toml
 from widemargin.errors import InputError
 from widemargin.evaluation.target import BEST, LAST
 from widemargin.files import held, make_folder, write_text_whole
+from widemargin.partial_file import is_partial
 
 CONFIG = "config.toml"
 
@@ -54,7 +55,7 @@ def _claim(out: Path, config: RunConfig) -> None:
         elif changed:
             told = "; ".join(changed[:3])
             raise InputError(f"{out} holds another run ({told}); choose another --out, or --set what it has")
-    elif any(out.iterdir()):
+    elif not all(map(is_partial, out.iterdir())):
         raise InputError(f"{out} is not empty and holds no {CONFIG}; choose an empty folder for --out")
     else:
         write_text_whole(path, to_toml(config))

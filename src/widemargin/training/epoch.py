@@ -32,7 +32,8 @@ def train_epoch(state: TrainState, run: Run, display: TrainingDisplay) -> None:
         if time.monotonic() - shown > REFRESH_SECONDS:
             shown = time.monotonic()
             refuse_not_finite(state, run, wait=run.group.count == 1)  # each process has a clock of its own
-            display.show(loss=mean_loss(state), images_per_second=images / (shown - began))
+            if display.shown:  # the loss waits for the device
+                display.show(loss=mean_loss(state), images_per_second=images / (shown - began))
         if run.over and (state.step < steps or run.asked):
             save_in_mid_epoch(state, run)
             return

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
-from widemargin.files import write_text_whole
+from widemargin.files import refused, write_text_whole
 
 METRICS = "metrics.jsonl"
 Line = dict[str, Any]
@@ -43,6 +43,4 @@ def append_line(folder: Path, line: Line) -> None:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
-        ) from None
+        raise refused(f"write {path}", error) from None

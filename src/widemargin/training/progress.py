@@ -35,6 +35,11 @@ class TrainingDisplay:
     ) -> None:
         self._progress.stop()
 
+    @property
+    def shown(self) -> bool:
+        """Whether anybody can see the bar."""
+        return not (self._progress.disable or self._progress.console.quiet)
+
     def advance(self) -> None:
         """One more step is done."""
         self._progress.advance(self._task)
@@ -61,6 +66,7 @@ _SHOWN = {
     "test_robust": "attacked {:.2f}%",
     "test_margin_mean": "margin {:.3f}",
     "emr": "emr {:.3g}",
+    "igr": "igr {:.3g}",
 }
 
 

@@ -4,6 +4,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from widemargin.config import RunConfig
 from widemargin.data import Batch
 from widemargin.errors import InputError
@@ -37,8 +39,8 @@ def check_finite(state: TrainState, config: RunConfig) -> None:
     loss = mean_loss(state)
     if not math.isfinite(loss) and state.sums["samples"] > 0:
         raise _diverged(config, f"the loss became {loss} in epoch {state.epoch + 1}")
-    parameters = [parameter for net in state.nets.all().values() for parameter in net.parameters()]
-    if not all(bool(parameter.isfinite().all()) for parameter in parameters):
+    finite = [parameter.isfinite().all() for net in state.nets.all().values() for parameter in net.parameters()]
+    if not torch.stack(finite).all():  # one wait for the device
         raise _diverged(config, f"a weight became infinite or not a number in epoch {state.epoch + 1}")
 
 
