@@ -2,7 +2,7 @@
 
 Notation: z (B, K) logits, w_j = dz_j/dx the rows of a sample's Jacobian. In evaluation mode samples do not see each
 other, so one backward pass from ``sum over samples of c_i . z_i`` gives every sample its own vector-Jacobian product
-c_i J_i. A set of M such products costs M backward passes; the vectorised form runs them as one batched pass.
+c_i J_i. A set of M such products costs M backward passes; the vectorized form runs them as one batched pass.
 """
 
 import torch

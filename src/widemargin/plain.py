@@ -101,7 +101,8 @@ def _chosen(classes: list[Any], item: Any, kinds: Kinds, path: str) -> Any:
         raise InputError(f"{path} must be a table, got {item!r}; set its parts, first of all the kind: {known}")
     kind = item.get("kind")
     if not isinstance(kind, str) or kind not in tags:
-        raise InputError(f"{known}; {'it is missing' if kind is None else f'got {kind!r}'}")
+        told = "it is missing" if kind is None else f"got {kind!r}; one of your own needs --import MODULE"
+        raise InputError(f"{known}; {told}")
     return tags[kind]
 
 
@@ -178,4 +179,6 @@ def _dotted(path: str, key: str) -> str:
 
 def _nearest(key: str, known: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(str(key), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(known)}"
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known here: {', '.join(known)}" if known else "; there is nothing to set here but the kind"

@@ -1,4 +1,4 @@
-"""The effective margin, equation 3 of the paper: how far the nearest linearised decision boundary is.
+"""The effective margin, equation 3 of the paper: how far the nearest linearized decision boundary is.
 
 m = min over j != y of (z_y - z_j) / ||w_y - w_j||_*, with w_j = dz_j/dx in evaluation mode, and the dual norm: L2 for
 L2, L1 for Linf. Negative where misclassified. For a linear model it is the exact distance.
@@ -20,7 +20,7 @@ DUAL_ORDER: dict[str, int] = {"l2": 2, "linf": 1}
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def effective_margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm = "l2", *, classes_at_once: int = 16) -> Tensor:
-    """(B,): the distance of each image to its nearest linearised boundary, in pixel units of ``norm``.
+    """(B,): the distance of each image to its nearest linearized boundary, in pixel units of ``norm``.
 
     Memory is that of ``classes_at_once`` input gradients, for any number of classes.
     """
