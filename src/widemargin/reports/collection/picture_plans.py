@@ -194,7 +194,7 @@ CURVES = (
 )
 
 
-_LEFT_OUT = "Weight decay 0.001, with L-Softmax (m = 1) and without, is left out: it nearly coincides with 0.0005."
+_LEFT_OUT = "Weight decay 0.001, with L-Softmax (m = 1) and without, is left out: to the eye it coincides with 0.0005."
 
 
 def _group(prefix: str, kinds: Sequence[str]) -> GroupPlan:
