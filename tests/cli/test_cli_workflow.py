@@ -383,9 +383,10 @@ def test_the_demo_on_tiny_runs(command, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "load", lambda name, split: load(name, split, limit=60))
     drawn = []
 
-    def drawing(*arguments):
+    def drawing(*arguments, **attack):
         drawn.append(arguments)
-        return demo_figure(*arguments)
+        assert attack == {"attack": "PGD-20", "eps": 0.1}
+        return demo_figure(*arguments, **attack)
 
     monkeypatch.setattr(demo_module, "demo_figure", drawing)
     answer = command("demo", "--out", tmp_path / "demo", "--seed", 3)
@@ -405,6 +406,7 @@ def test_the_demo_on_tiny_runs(command, recipe, tmp_path, monkeypatch):
         attacked = demo_module.ATTACK(model, shown, labels)
         assert twins[name].images.equal(attacked)
         assert twins[name].predictions.equal(model(attacked).argmax(1))
+        assert twins[name].accuracy == robust
         assert len(margins[name]) == 60
     assert "points under attack" in answer.text
 

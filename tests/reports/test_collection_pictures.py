@@ -3,21 +3,24 @@
 import json
 import re
 from dataclasses import replace
-from itertools import combinations, pairwise, product
+from itertools import combinations, groupby, pairwise, product
 
 import pytest
 from job_folders import write_job
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
+from widemargin.recipes import find_recipe
 from widemargin.reports.collection.collect import collect
-from widemargin.reports.collection.curve_picture import _scale, curve_figure, over_seeds
+from widemargin.reports.collection.curve_picture import curve_figure
 from widemargin.reports.collection.distance_picture import distance_figure
 from widemargin.reports.collection.eps_picture import eps_figure, mean_curve
 from widemargin.reports.collection.generate import by_recipe, generate
 from widemargin.reports.collection.histogram_picture import BARS, histogram_figure
-from widemargin.reports.collection.picture_plans import ACCURACY, CURVES, GROUPS
+from widemargin.reports.collection.picture_plans import CURVES, GROUPS
+from widemargin.reports.collection.row_title import method_title
+from widemargin.reports.collection.seeds import over_seeds
 from widemargin.reports.collection.tree import read_tree
+from widemargin.reports.collection.vertical_axis import limits
 
 PLANS = {plan.file: plan for plan in CURVES}
 MNIST = GROUPS[0]
@@ -39,13 +42,13 @@ def test_curves_are_means_over_seeds_with_a_band(jobs):
     axes = figure.axes[1]
     assert axes.get_title(loc="left") == "Standard training, test images"
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert [label.rsplit(": ", 1)[0] for label in labels] == ["weight decay 0.001", "EMR (2 seeds)"]
+    assert [label.rsplit(": ", 1)[0] for label in labels] == ["weight decay 0.001", "EMR, weight decay 0.001 (2 seeds)"]
     first, second = (dict(job.run.curve("test_margin_mean")) for job in jobs["mnist-mlp/st-emr"])
     drawn = dict(axes.lines[1].get_xydata())
     assert len(drawn) == 50
     assert drawn[50] == pytest.approx((first[50] + second[50]) / 2)
     assert labels[1].endswith(f": {drawn[50]:.2f}")
-    assert len(axes.collections) == 2
+    assert len(axes.collections) == 1  # EMR's
 
 
 def test_margins_that_mean_nothing_are_not_drawn_and_no_panel_cuts_what_another_needs(tmp_path):
@@ -61,13 +64,18 @@ def test_margins_that_mean_nothing_are_not_drawn_and_no_panel_cuts_what_another_
         assert max(max(line.get_ydata(), default=0) for line in axes.lines) < high < 10
 
 
-@pytest.mark.parametrize(("values", "zero"), [((90.0, 95.0), False), ((48.0, 95.0), False), ((47.0, 95.0), True)])
+@pytest.mark.parametrize(("values", "zero"), [((90.0, 95.0), False), ((33.0, 96.0), False), ((31.0, 96.0), True)])
 def test_accuracies_begin_at_zero_only_where_they_come_near_it(values, zero):
-    axes = Figure().subplots()
-    axes.plot([1, 2], values)
-    axes.set_ylabel(ACCURACY)
-    _scale(axes)
-    assert (axes.get_ylim()[0] == 0) == zero
+    low, high = limits(values, near_zero_only=True)
+    assert (low == 0) is zero
+    assert low < min(values) < max(values) < high
+
+
+def test_an_axis_has_room_even_for_one_value():
+    for values in ((0.0,), (2.0, 2.0)):
+        for zoom in (False, True):
+            low, high = limits(values, zoom=zoom)
+            assert low <= min(values) < high
 
 
 def test_a_panel_without_runs_says_so_and_a_picture_without_any_is_not_drawn(jobs):
@@ -108,10 +116,28 @@ PICTURES = (
 
 @pytest.mark.parametrize(("draw", "plan"), PICTURES)
 def test_no_legend_runs_into_its_neighbour(draw, plan, everything):
-    figure = draw(plan, everything)
-    figure.canvas.draw()
-    legends = [axes.get_legend().get_window_extent() for axes in figure.axes]
+    _check_legends(draw(plan, everything))
+
+
+@pytest.mark.parametrize(
+    ("draw", "plan"), [(curve_figure, PLANS["figure2-mnist-margins.png"]), (histogram_figure, MNIST)]
+)
+def test_a_remark_on_a_collapsed_network_has_room(draw, plan, collapsed):
+    _check_legends(draw(plan, collapsed))
+
+
+def _check_legends(figure):
+    figure.draw_without_rendering()
+    legends = [axes.get_legend().get_window_extent() for axes in figure.axes if axes.get_legend()]
     assert not [pair for pair in combinations(legends, 2) if pair[0].overlaps(pair[1])]
+    words = [
+        text.get_window_extent()
+        for axes in figure.axes
+        for text in (axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label)
+        if text.get_text()
+    ]
+    assert not [pair for pair in product(legends, words) if pair[0].overlaps(pair[1])]
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width for box in legends)
 
 
 def test_a_weight_decay_has_one_color_and_a_larger_one_is_darker(everything):
@@ -140,7 +166,7 @@ def test_histograms_have_every_image_once_and_an_edge_at_zero(jobs):
     figure = histogram_figure(MNIST, jobs)
     axes, _ = figure.axes
     outlines = [patch.get_data() for patch in axes.patches]
-    assert len(outlines) == 4  # an outline and its filling for each of two
+    assert len(outlines) == 3  # an outline for each of two, EMR's with a filling
     for outline in outlines:
         assert sum(outline.values) == pytest.approx(100.0)
         assert len(outline.values) <= BARS + 1
@@ -156,7 +182,7 @@ def test_the_mean_of_a_histogram_is_that_of_the_images(jobs):
     assert float(labels[1].split()[-1]) == pytest.approx(2.5, abs=0.05)
 
 
-@pytest.mark.parametrize(("images", "said"), [(4000, "(50% without a boundary)"), (2010, ""), (300, "")])
+@pytest.mark.parametrize(("images", "said"), [(4000, " (50% without a boundary)"), (2010, ""), (300, "")])
 def test_images_without_a_boundary_take_their_share_of_a_histogram(tmp_path, images, said):
     write_job(tmp_path / "runs", "mnist-mlp/st-emr")
     collect([tmp_path / "runs"], tmp_path / "results")
@@ -169,33 +195,153 @@ def test_images_without_a_boundary_take_their_share_of_a_histogram(tmp_path, ima
     assert ("without" in label) is bool(said)
 
 
-def test_margins_of_a_network_that_classifies_badly_say_so(tmp_path):
-    for recipe, clean in (("st-wd0.001", 98.0), ("st-lsoftmax-wd0.001", 80.0), ("st-emr", 78.3)):
-        write_job(tmp_path / "runs", f"mnist-mlp/{recipe}", clean=clean, epochs=2)
-    collect([tmp_path / "runs"], tmp_path / "results")
-    jobs = by_recipe(read_tree(tmp_path / "results"))
-    margins = curve_figure(PLANS["figure2-mnist-margins.png"], jobs).axes[1]
-    assert ["(clean" in line.get_label() for line in margins.lines] == [False, False, True]
-    assert re.search(r"\(clean 7\d%\)$", margins.lines[2].get_label())
-    accuracies = curve_figure(PLANS["accuracy-mnist-mlp.png"], jobs).axes[0]
-    assert not any("(clean" in line.get_label() for line in accuracies.lines)
+@pytest.fixture(scope="module")
+def collapsed(tmp_path_factory):
+    """A row that classifies less well, and one that has not learned; two seeds of one row."""
+    place = tmp_path_factory.mktemp("collapsed")
+    for recipe, clean in (("st-wd0.001", 98.0), ("st-wd0.01", 80.0), ("st-lsoftmax-wd0.001", 50.0), ("st-emr", 78.0)):
+        for seed in range(2 if recipe == "st-wd0.001" else 1):
+            write_job(place / "runs", f"mnist-mlp/{recipe}", seed, clean=clean, epochs=2, later=("distance",))
+    collect([place / "runs"], place / "results")
+    return by_recipe(read_tree(place / "results"))
 
 
-def test_many_bands_would_hide_each_other(everything):
-    figure = curve_figure(PLANS["figure2-cifar-margins.png"], everything)
-    assert [len(axes.lines) for axes in figure.axes] == [5] * 4
-    assert [len(axes.collections) for axes in figure.axes] == [2] * 4
-    few = curve_figure(PLANS["figure2-mnist-margins.png"], everything)
-    assert [(len(axes.lines), len(axes.collections)) for axes in few.axes] == [(4, 4), (4, 4), (3, 3), (3, 3)]
+def test_margins_of_a_network_that_classifies_badly_say_so(collapsed):
+    margins = curve_figure(PLANS["figure2-mnist-margins.png"], collapsed).axes[1]
+    assert ["clean" in line.get_label() for line in margins.lines] == [False, False, True, True]
+    assert re.search(r": [\d.]+\n\(collapsed, clean \d\d%\)$", margins.lines[2].get_label())
+    assert re.search(r": [\d.]+ \(clean 7\d%\)$", margins.lines[3].get_label())
+    histogram = histogram_figure(MNIST, collapsed).axes[0].get_legend().get_texts()
+    assert ["collapsed" in text.get_text() for text in histogram] == [False, False, True, False]
+    clouds = distance_figure("mnist-mlp", collapsed).axes
+    assert ["collapsed" in axes.texts[0].get_text() for axes in clouds] == [False, False, True, False]
+
+
+def test_a_collapsed_network_is_dotted_and_a_single_seed_beside_several_dashed(collapsed):
+    margins = curve_figure(PLANS["figure2-mnist-margins.png"], collapsed).axes[1]
+    several, single, fallen, emr = margins.lines
+    assert several.get_linestyle() == "-"
+    assert single.get_linestyle() == emr.get_linestyle() == "--"
+    assert [line.get_alpha() == 1 for line in margins.lines] == [True, True, False, True]
+    assert fallen._dash_pattern != single._dash_pattern
+    one_each = {recipe: found[:1] for recipe, found in collapsed.items()}
+    alone = curve_figure(PLANS["figure2-mnist-margins.png"], one_each).axes[1]
+    assert [line.get_linestyle() for line in alone.lines] == ["-", "-", "--", "-"]
+
+
+def test_accuracies_of_a_collapsed_network_are_below_the_axis(collapsed):
+    axes = curve_figure(PLANS["accuracy-mnist-mlp.png"], collapsed).axes[0]
+    *_, fallen, emr = axes.lines
+    assert fallen.get_label().endswith("\n(collapsed, below the axis)")
+    assert not any("clean" in line.get_label() for line in axes.lines)
+    assert max(fallen.get_ydata()) < axes.get_ylim()[0] < min(emr.get_ydata())
+
+
+def test_only_the_band_of_emr_is_drawn_and_none_in_a_close_up(everything):
+    for name in ("figure2-cifar-margins.png", "figure2-mnist-margins.png"):
+        figure = curve_figure(PLANS[name], everything)
+        assert [len(axes.collections) for axes in figure.axes] == [1, 1, 0, 0]
+        standard, beside, *close = figure.axes
+        assert standard.get_ylim() == beside.get_ylim()
+        assert standard.get_ylim()[0] == 0
+        assert all(0 < axes.get_ylim()[0] < min(line.get_ydata().min() for line in axes.lines) for axes in close)
+        ticks = [[tick.label1.get_visible() for tick in axes.yaxis.get_major_ticks()] for axes in figure.axes]
+        assert all(all(shown) for shown in ticks)
+
+
+def test_panels_name_the_attack(everything):
+    for name, attack in (
+        ("accuracy-mnist-mlp.png", "PGD-20, eps 0.1"),
+        ("accuracy-cifar-cnn.png", "PGD-10, eps 0.031"),
+    ):
+        titles = [axes.get_title(loc="left") for axes in curve_figure(PLANS[name], everything).axes]
+        kinds = ("Standard training", "Adversarial training")
+        assert titles == [f"{kind}, {what}" for kind in kinds for what in ("clean", attack)]
+
+
+def test_a_label_has_the_weight_decay_of_its_recipe():
+    plans = [panel for plan in (*CURVES, *GROUPS) for panel in plan.panels]
+    for line in (line for panel in (*plans, *(p for g in GROUPS for p in g.histograms)) for line in panel.lines):
+        decay = find_recipe(line.recipe).config.optimizer.weight_decay
+        said = re.search(r"weight decay ([\d.]+)", line.label)
+        assert (float(said[1]) if said else 0.0) == decay, line
+
+
+def test_a_setting_has_one_color_in_every_panel():
+    small = [line for plan in CURVES[:5] for panel in plan.panels for line in panel.lines]
+    small += [line for plan in GROUPS[:2] for panel in plan.panels for line in panel.lines]
+    colors = {}
+    for line in small:
+        if line.recipe.split("/")[1] != "at-wd0.001" or not line.label.startswith("AT"):  # beside ST in one panel
+            colors.setdefault(line.label.removeprefix("ST + ").removeprefix("ST, "), set()).add(line.color)
+    assert all(len(found) == 1 for found in colors.values())
+    for panel in (panel for plan in (*CURVES, *GROUPS) for panel in plan.panels):
+        assert len({line.color for line in panel.lines}) == len(panel.lines)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "title"),
+    [
+        ("st-lsoftmax-wd0.01", "ST + L-Softmax"),
+        ("mnist-mlp/at-approximate-emr", "AT + approximate EMR"),
+        ("at-wd0.0005-averaged", "AT, averaged weights"),
+        ("trades-mail-emr", "TRADES + MAIL + EMR"),
+        ("trades-emr-clean", "TRADES + EMR, at clean images"),
+        ("st-wd0", "ST"),
+    ],
+)
+def test_a_row_in_words(recipe, title):
+    assert method_title(recipe) == title
 
 
 def test_distances_are_of_the_first_seed(jobs):
     (axes,) = distance_figure("mnist-mlp", jobs).axes
-    assert axes.get_title(loc="left") == "st-emr, seed 0"
+    assert axes.get_title(loc="left") == "ST + EMR\nweight decay 0.001"
     points = axes.collections[0].get_offsets()
     assert [tuple(point) for point in points] == [tuple(pair) for pair in jobs["mnist-mlp/st-emr"][0].distance.pairs]
     assert axes.get_xlim() == axes.get_ylim()
+    assert list(axes.get_xticks()) == list(axes.get_yticks())
+    assert "images, seed 0\n" in axes.texts[0].get_text()
     assert "rank correlation 0.912" in axes.texts[0].get_text()
+
+
+def test_distances_have_a_row_for_each_kind_baselines_first(tmp_path):
+    names = (
+        "at-wd0.0001",
+        "at-emr",
+        "at-wd0.0005",
+        "at-lsoftmax-wd0.0001",
+        "st-emr",
+        "st-wd0.01",
+        "st-lsoftmax-wd0.01",
+    )
+    for name in names:
+        write_job(tmp_path / "runs", f"cifar-cnn/{name}", epochs=1, later=("distance",))
+    collect([tmp_path / "runs"], tmp_path / "results")
+    figure = distance_figure("cifar-cnn", by_recipe(read_tree(tmp_path / "results")))
+    figure.draw_without_rendering()
+    titles = [axes.get_title(loc="left").splitlines()[0] for axes in figure.axes]
+    assert titles == ["ST", "ST + L-Softmax", "ST + EMR", "AT", "AT", "AT + L-Softmax", "AT + EMR"]
+    boxes = [axes.get_position() for axes in figure.axes]
+    assert len({round(box.y0, 6) for box in boxes[:3]}) == len({round(box.y0, 6) for box in boxes[3:]}) == 1
+    assert boxes[0].y0 > boxes[3].y1
+    assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+    assert max(box.width for box in boxes) == pytest.approx(min(box.width for box in boxes))
+
+
+def test_many_distances_of_one_kind_take_even_rows(tmp_path):
+    names = ("at", "at-wd0.0005", "at-wd0.0005-averaged", "at-igr", "at-emr-averaged", "at-emr", "trades")
+    for name in names:
+        write_job(tmp_path / "runs", f"cifar-resnet18/{name}", epochs=1, later=("distance",))
+    collect([tmp_path / "runs"], tmp_path / "results")
+    figure = distance_figure("cifar-resnet18", by_recipe(read_tree(tmp_path / "results")))
+    figure.draw_without_rendering()
+    rows = [list(row) for _, row in groupby(figure.axes, key=lambda axes: round(axes.get_position().y0, 6))]
+    titles = [[axes.get_title(loc="left").split("\n")[0] for axes in row] for row in rows]
+    averaged = "averaged weights"
+    assert titles == [["AT", "AT", f"AT, {averaged}"], ["AT + IGR", "AT + EMR", f"AT + EMR, {averaged}"], ["TRADES"]]
+    words = [axes._left_title.get_window_extent() for axes in figure.axes]
+    assert not [pair for pair in combinations(words, 2) if pair[0].overlaps(pair[1])]
 
 
 @pytest.fixture(scope="module")
@@ -226,9 +372,9 @@ def test_accuracy_over_eps_begins_without_attack_and_is_a_mean_over_seeds(over_e
     assert dict(curve.tolist())[0.0] == pytest.approx(96.5)
     assert dict(curve.tolist())[0.1] == pytest.approx(81.0)
     assert mark == 0.1
-    assert labels == ["EMR (2 seeds): 81.0", "eps of the table 0.1"]  # standard training has no eps
+    assert labels == ["EMR, weight decay 0.001 (2 seeds): 81.0", "eps of the table 0.1"]  # standard training has no eps
     assert standard.get_xlabel() == "eps (L∞)"
-    assert shown(adversarial)[2] == ["EMR: 93.0", "eps of training 0.1"]
+    assert shown(adversarial)[2] == ["EMR, weight decay 0.001: 93.0", "eps of training 0.1"]
     assert standard.get_ylim() == adversarial.get_ylim() == (0, 100)
 
 
@@ -239,8 +385,9 @@ def test_eps_written_in_255ths_is_counted_in_them(over_eps):
         assert [x for x, _ in curve] == pytest.approx([0, 2, 4, 6, 8, 10, 12, 16], abs=1e-4)
         assert curve[0][1] == 84.0
     assert mark == pytest.approx(0.031 * 255)
-    assert [label.partition(":")[0] for label in labels] == ["AT", "AT+EMR", "eps of training 0.031"]
-    assert labels[1] == f"AT+EMR: {curves[1][4][1]:.1f}"  # at 8/255, the nearest
+    names = ["AT, weight decay 0.001", "AT+EMR, weight decay 0.0005", "eps of training 0.031"]
+    assert [label.partition(":")[0] for label in labels] == names
+    assert labels[1] == f"{names[1]}: {curves[1][4][1]:.1f}"  # at 8/255, the nearest
     assert "1/255" in adversarial.get_xlabel()
     assert [text.get_text() for text in trades.texts] == ["not run yet"]
 
@@ -255,5 +402,6 @@ def test_the_page_has_the_pictures_of_what_was_judged_over_eps(over_eps):
     names = [path.name for path in generate(over_eps, [])]
     assert [name for name in names if name.startswith("eps-")] == ["eps-mnist-mlp.png", "eps-cifar-resnet18.png"]
     page = (over_eps / "README.md").read_text()
-    assert "### Accuracy against eps, ResNet-18 on CIFAR-10\n" in page
+    assert page.count("\n### Accuracy against eps\n") == 1
+    assert "\n#### Accuracy against eps, ResNet-18 on CIFAR-10\n" in page
     assert "(figures/eps-cifar-resnet18.png)" in page

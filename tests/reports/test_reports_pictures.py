@@ -1,5 +1,7 @@
 """Pictures: every kind of margins can be drawn, and what is written is a picture."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import pytest
 import torch
@@ -57,14 +59,21 @@ def test_the_axis_says_what_it_measures():
     assert axes.get_title(loc="left") == "my run: test images"
 
 
+@pytest.mark.parametrize(("far", "said"), [(1, False), (50, True)])
+def test_the_axis_says_where_margins_beyond_it_are(far, said):
+    margins = torch.cat([torch.linspace(-1, 3, 5).repeat(1000), torch.full((2,), 3.0 * far)])
+    axes = margin_figure({"a": margins}, title="t", unit="l2").axes[0]
+    assert ("beyond the axis: in the last bars" in axes.get_xlabel()) is said
+
+
 @pytest.fixture
 def twins():
     generator = torch.Generator().manual_seed(0)
     clean = torch.rand(4, 1, 8, 8, generator=generator)
     labels = torch.tensor([3, 1, 4, 1])
     found = {
-        "plain": Twins(images=1 - clean, predictions=torch.tensor([3, 7, 7, 7])),
-        "EMR": Twins(images=clean, predictions=labels),
+        "plain": Twins(images=1 - clean, predictions=torch.tensor([3, 7, 7, 7]), accuracy=24.04),
+        "EMR": Twins(images=clean, predictions=labels, accuracy=87.8),
     }
     return clean, labels, found
 
@@ -72,7 +81,7 @@ def twins():
 @pytest.mark.filterwarnings("error")
 def test_the_demo_picture(twins, tmp_path):
     clean, labels, found = twins
-    figure = demo_figure({"plain": SOME, "EMR": 2 * SOME}, clean, labels, found)
+    figure = demo_figure({"plain": SOME, "EMR": 2 * SOME}, clean, labels, found, attack="PGD-20", eps=0.1)
     save_picture(figure, tmp_path / "demo.png")
     with Image.open(tmp_path / "demo.png") as image:
         assert image.format == "PNG"
@@ -80,15 +89,23 @@ def test_the_demo_picture(twins, tmp_path):
     _, bottom = figure.subfigs
     captions = [(axes.get_title(), axes.title.get_color()) for axes in bottom.axes]
     assert captions[:4] == [("3", "black"), ("1", "black"), ("4", "black"), ("1", "black")]
-    assert captions[4:8] == [("3", RIGHT), ("7", WRONG), ("7", WRONG), ("7", WRONG)]
-    assert captions[8:] == [("3", RIGHT), ("1", RIGHT), ("4", RIGHT), ("1", RIGHT)]
+    assert captions[4:8] == [("3 ✓", RIGHT), ("7 ✗", WRONG), ("7 ✗", WRONG), ("7 ✗", WRONG)]
+    assert captions[8:] == [("3 ✓", RIGHT), ("1 ✓", RIGHT), ("4 ✓", RIGHT), ("1 ✓", RIGHT)]
+    rows = [axes.get_ylabel().replace("\n", " ") for axes in bottom.axes[::4]]
+    assert rows == [
+        "clean (true label)",
+        "plain, PGD-20: 24.0% of all test digits",
+        "EMR, PGD-20: 87.8% of all test digits",
+    ]
+    assert "(PGD-20, L∞ eps 0.1)" in bottom.get_suptitle()
 
 
 def test_the_demo_picture_draws_color_images(twins, tmp_path):
     _, labels, found = twins
     color = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-    found = {name: Twins(images=color, predictions=twin.predictions) for name, twin in found.items()}
-    save_picture(demo_figure({"plain": SOME}, color, labels, found), tmp_path / "demo.png")
+    found = {name: replace(twin, images=color) for name, twin in found.items()}
+    figure = demo_figure({"plain": SOME}, color, labels, found, attack="PGD-20", eps=0.1)
+    save_picture(figure, tmp_path / "demo.png")
     assert (tmp_path / "demo.png").stat().st_size > 10_000
 
 

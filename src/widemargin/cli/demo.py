@@ -17,6 +17,7 @@ from widemargin.evaluation.margins import MeasuredMargins
 from widemargin.recipes import find_recipe
 from widemargin.recipes.demo import ATTACK
 from widemargin.reports.demo_picture import Twins, demo_figure
+from widemargin.reports.measures import attack_title
 from widemargin.reports.style import save_picture
 from widemargin.training import train as train_run
 
@@ -47,6 +48,8 @@ def demo(
         test.floats(slice(0, COLUMNS)),
         test.labels[:COLUMNS],
         twins,
+        attack=attack_title("pgd20"),
+        eps=ATTACK.eps,
     )
     save_picture(figure, picture)
     _print(console, rows, margins, picture, len(test), time.monotonic() - began)
@@ -58,7 +61,7 @@ def _judge(folder: Path, test: ImageSet) -> tuple[dict[str, float], MeasuredMarg
     measured = measure_margins(model, in_order(test, 500))
     x, y = test.floats(slice(0, COLUMNS)), test.labels[:COLUMNS]
     x_adv = ATTACK(model, x, y)
-    return scores, measured, Twins(images=x_adv, predictions=model(x_adv).argmax(1))
+    return scores, measured, Twins(x_adv, model(x_adv).argmax(1), scores["pgd20"])
 
 
 def _print(

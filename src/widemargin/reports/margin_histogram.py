@@ -10,6 +10,8 @@ from torch import Tensor
 from widemargin.reports.bins import edges
 from widemargin.reports.style import COLORS, styled
 
+Values = np.ndarray[tuple[int], np.dtype[np.float64]]
+
 
 def draw_margins(axes: Axes, margins: dict[str, Tensor], *, unit: str) -> None:
     """One outline per model over common bins, its mean marked; misclassified images lie left of zero."""
@@ -22,12 +24,19 @@ def draw_margins(axes: Axes, margins: dict[str, Tensor], *, unit: str) -> None:
         if len(data):
             axes.axvline(float(data.mean()), color=color, linestyle="--", linewidth=1.2)
     axes.axvline(0.0, color="black", linewidth=0.8)
-    axes.set_xlabel(f"effective margin ({unit}); left of 0: misclassified")
+    beyond = "; beyond the axis: in the last bars" if _is_beyond(together, bounds) else ""
+    axes.set_xlabel(f"effective margin ({unit}); left of 0: misclassified{beyond}")
     axes.set_ylabel("images")
     axes.legend(loc="upper right")
 
 
-def _label(name: str, data: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> str:
+def _is_beyond(data: Values, bounds: list[float]) -> bool:
+    """Whether some margin is outside the bars, by more than rounding."""
+    slack = 1e-6 * (bounds[1] - bounds[0])
+    return bool(data.min() < bounds[0] - slack or data.max() > bounds[-1] + slack)
+
+
+def _label(name: str, data: Values) -> str:
     return f"{name}: mean {data.mean():.2f}" if len(data) else f"{name}: none"
 
 

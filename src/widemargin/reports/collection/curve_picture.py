@@ -1,126 +1,141 @@
-"""Curves over epochs, a mean over seeds, with bands; panels on a grid."""
+"""Curves over epochs, a mean over seeds, one of them with a band; panels on a grid."""
 
 from collections.abc import Sequence
-from statistics import fmean
+from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.textpath import TextPath
 
+from widemargin.reports.collection.legend import empty, legend_below
 from widemargin.reports.collection.picture_plans import ACCURACY, CurvePlan, Line, Panel
+from widemargin.reports.collection.seeds import over_seeds
+from widemargin.reports.collection.strokes import best_clean, how_well, is_collapsed, most_seeds, remarks, stroke
 from widemargin.reports.collection.table_text import Jobs
 from widemargin.reports.collection.tree import CollectedJob
+from widemargin.reports.collection.vertical_axis import limits
+from widemargin.reports.collection.watched_attack import watched_attack
 from widemargin.reports.style import styled
 
-WIDTH, WIDE, HEIGHT = 4.3, 5.2, 3.4
-"""Inches of a panel; the wide ones are for pictures of a few panels in one row."""
-THIN, WIDER = 1.6, 0.5
+WIDTH, HEIGHT = 4.5, 3.6
+"""Inches of a panel with its legend."""
+THIN, WIDER = 1.8, 0.3
 """The width of the last line of a panel, and how much wider each one before it is."""
-SMALL, POINTS = 8, 72
-"""The size of a legend's letters, in points; points to the inch."""
-BESIDE = 0.65
-"""Inches that a label of a legend has beside it: its line, space around both, and a share of the axis on the left."""
-BANDS = 4
-"""More lines than that have a band for the first and the last alone: more would hide each other."""
-WELL = 0.8
-"""A network with less than this share of the best one's clean accuracy has margins of another kind."""
 FARTHEST = 60.0
 """No two images of these data sets are farther apart (L2): a larger margin is that of a network that says one thing."""
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A line of a panel, without margins that mean nothing."""
+
+    line: Line
+    found: Sequence[CollectedJob]
+    epochs: Sequence[float]
+    values: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    """The edges of its band; none where it has no band."""
+
+
+class Place(NamedTuple):
+    """Where on the grid a panel is."""
+
+    row: int
+    column: int
+    cells: int = 1
+
+
 def curve_figure(plan: CurvePlan, jobs: Jobs) -> Figure | None:
     """The picture; None where no panel has anything to show."""
-    if not any(_drawable(panel, line, jobs) for panel in plan.panels for line in panel.lines):
+    drawn = [(panel, _curves(panel, jobs)) for panel in plan.panels]
+    if not any(curves for _, curves in drawn):
         return None
-    rows = -(-len(plan.panels) // plan.columns)
+    most = most_seeds(curve.found for _, curves in drawn for curve in curves)
+    places = _places(len(drawn), plan.columns)
+    rows = 1 + places[-1].row
     with styled():
-        figure = Figure(figsize=(WIDTH * plan.columns, HEIGHT * rows), layout=ConstrainedLayoutEngine(wspace=0.05))
-        grid = figure.subplots(rows, plan.columns, squeeze=False, sharey="row" if plan.same_scale else False)
-        for axes, panel in zip(grid.flat, plan.panels, strict=False):
-            _draw(axes, panel, jobs)
-        for axes in grid.flat:
-            _scale(axes)
+        layout = ConstrainedLayoutEngine(wspace=0.05, h_pad=0.1)
+        figure = Figure(figsize=(WIDTH * plan.columns, HEIGHT * rows), layout=layout)
+        grid = figure.add_gridspec(rows, plan.columns)
+        for place, (panel, curves) in zip(places, drawn, strict=True):
+            axes = figure.add_subplot(grid[place.row, place.column : place.column + place.cells])
+            _draw(axes, panel, curves, most, WIDTH * place.cells)
+            row = [on for at, on in zip(places, drawn, strict=True) if at.row == place.row and plan.same_scale]
+            _scale(axes, panel, curves, [curve for other, found in row if not other.zoom for curve in found])
     return figure
 
 
-def _drawable(panel: Panel, line: Line, jobs: Jobs) -> Sequence[CollectedJob]:
-    return [job for job in jobs.get(line.recipe, ()) if job.run.curve(panel.key)]
+def _places(panels: int, columns: int) -> list[Place]:
+    """Rows from left to right; the first panel takes the cells that are left over."""
+    left = -panels % columns
+    rest = [divmod(cell, columns) for cell in range(1 + left, panels + left)]
+    return [Place(0, 0, 1 + left), *(Place(row, column) for row, column in rest)]
 
 
-def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
-    axes.set_title(panel.title)
-    shown = [(line, found) for line in panel.lines if (found := _drawable(panel, line, jobs))]
-    if not shown:
+def _curves(panel: Panel, jobs: Jobs) -> list[Curve]:
+    found = [(line, [job for job in jobs.get(line.recipe, ()) if job.run.curve(panel.key)]) for line in panel.lines]
+    return [_curve(panel, line, members) for line, members in found if members]
+
+
+def _curve(panel: Panel, line: Line, found: Sequence[CollectedJob]) -> Curve:
+    curve = zip(*over_seeds(found, panel.key), strict=True)
+    points = {epoch: value for epoch, value in curve if panel.unit == ACCURACY or value <= FARTHEST}
+    banded = panel.spread and line == panel.lines[-1]
+    spreads = dict(zip(*over_seeds(found, panel.spread), strict=True)) if banded else {}
+    whole = bool(spreads) and points.keys() <= spreads.keys()
+    low, high = ([v + sign * spreads[e] for e, v in points.items()] if whole else [] for sign in (-1, 1))
+    return Curve(line, found, list(points), list(points.values()), low, high)
+
+
+def _draw(axes: Axes, panel: Panel, curves: Sequence[Curve], most: int, width: float) -> None:
+    attack = next((watched_attack(curve.found[0]) for curve in curves), "attacked")
+    axes.set_title(panel.title.format(attack=attack))
+    if not curves:
         empty(axes)
         return
-    best = max((_clean(found) for _, found in shown), default=0.0)
-    for place, (line, found) in enumerate(shown):
-        epochs, values = _shown(over_seeds(found, panel.key), panel)
-        marker = "o" if len(epochs) == 1 else None  # a line needs two points to be seen
-        label = _label(line, found, values, panel)
-        if panel.unit != ACCURACY and 0 < _clean(found) < WELL * best:
-            label += f" (clean {_clean(found):.0f}%)"
-        width = THIN + WIDER * (len(shown) - 1 - place)  # where lines lie on each other, each shows beside the next
-        axes.plot(epochs, values, color=line.color, linewidth=width, marker=marker, label=label)
-        spreads = dict(zip(*over_seeds(found, panel.spread), strict=True)) if panel.spread else {}
-        if len(shown) > BANDS and 0 < place < len(shown) - 1:
-            continue
-        if spreads and set(epochs) <= set(spreads):
-            low, high = ([v + sign * spreads[e] for e, v in zip(epochs, values, strict=True)] for sign in (-1, 1))
-            axes.fill_between(epochs, low, high, color=line.color, alpha=0.13, linewidth=0)
+    best = best_clean(curve.found for curve in curves)
+    for place, curve in enumerate(curves):
+        look = stroke(curve.found, best=best, most=most)
+        axes.plot(
+            curve.epochs,
+            curve.values,
+            color=curve.line.color,
+            linestyle=look.style,
+            alpha=look.alpha,
+            linewidth=THIN + WIDER * (len(curves) - 1 - place),  # lines on each other: each shows beside the next
+            marker="o" if len(curve.epochs) == 1 else None,  # a line needs two points to be seen
+            label=_label(curve, panel, best),
+        )
+        if curve.low:
+            axes.fill_between(curve.epochs, curve.low, curve.high, color=curve.line.color, alpha=0.13, linewidth=0)
     axes.set_xlabel("epoch")
     axes.set_ylabel(panel.unit)
     axes.grid(axis="y", color="#e9e9e9", linewidth=0.8)
     axes.set_axisbelow(True)
-    legend_below(axes, width=WIDTH)
+    legend_below(axes, width=width)
 
 
-def _shown(curve: tuple[list[float], list[float]], panel: Panel) -> tuple[list[float], list[float]]:
-    """The curve without margins that mean nothing."""
-    points = [(e, v) for e, v in zip(*curve, strict=True) if panel.unit == ACCURACY or v <= FARTHEST]
-    return [e for e, _ in points], [v for _, v in points]
-
-
-def _scale(axes: Axes) -> None:
-    """From zero, unless all that matters is close to the top; when every panel of the row has its lines."""
-    values = [value for line in axes.get_lines() for value in np.asarray(line.get_ydata())]
-    if not values:
+def _scale(axes: Axes, panel: Panel, curves: Sequence[Curve], beside: Sequence[Curve]) -> None:
+    """As the panels beside it, unless it is a close-up; accuracies of networks that collapsed are below the axis."""
+    if not curves:
         return
     axes.set_xlim(left=0)
-    if axes.get_ylabel() != ACCURACY or min(values) < max(values) / 2:
-        axes.set_ylim(bottom=0)
+    accuracy = panel.unit == ACCURACY
+    best = best_clean(curve.found for curve in curves)
+    seen = [c for c in curves if not accuracy or not is_collapsed(c.found, best)] + ([] if panel.zoom else [*beside])
+    values = [value for curve in seen for some in (curve.values, curve.low, curve.high) for value in some]
+    if values:
+        axes.set_ylim(*limits(values, near_zero_only=accuracy, zoom=panel.zoom))
 
 
-def legend_below(axes: Axes, *, width: float) -> None:
-    """Under the axis, where it hides nothing; in two columns where they fit a panel of so many inches."""
-    labels = axes.get_legend_handles_labels()[1]
-    longest = max(TextPath((0, 0), label, size=SMALL).get_extents().width for label in labels) / POINTS
-    columns = 2 if 2 * (longest + BESIDE) <= width else 1
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, fontsize=SMALL)
-
-
-def empty(axes: Axes) -> None:
-    """A panel for which nothing has been run."""
-    axes.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=axes.transAxes, color="#8a8d91")
-    axes.set_axis_off()
-
-
-def _label(line: Line, found: Sequence[CollectedJob], values: Sequence[float], panel: Panel) -> str:
+def _label(curve: Curve, panel: Panel, best: float) -> str:
     """With the last value; a network without a boundary has no margins to draw."""
-    seeds = f" ({len(found)} seeds)" if len(found) > 1 else ""
-    last = f"{values[-1]:.{1 if panel.unit == ACCURACY else 2}f}" if values else "no boundary"
-    return f"{line.label}{seeds}: {last}"
-
-
-def _clean(found: Sequence[CollectedJob]) -> float:
-    """The accuracy on clean test images that a line's networks end with; 0 where it was not watched."""
-    return next(reversed(over_seeds(found, "test_clean")[1]), 0.0)
-
-
-def over_seeds(jobs: Sequence[CollectedJob], key: str) -> tuple[list[float], list[float]]:
-    """(epochs, means): of each epoch that every seed has."""
-    curves = [dict(job.run.curve(key)) for job in jobs]
-    epochs = sorted(set.intersection(*(set(curve) for curve in curves)))
-    return epochs, [fmean(curve[epoch] for curve in curves) for epoch in epochs]
+    seeds = f" ({len(curve.found)} seeds)" if len(curve.found) > 1 else ""
+    last = f"{curve.values[-1]:.{1 if panel.unit == ACCURACY else 2}f}" if curve.values else "no boundary"
+    if panel.unit != ACCURACY:
+        remark = how_well(curve.found, best)
+    else:
+        remark = "collapsed, below the axis" if is_collapsed(curve.found, best) else ""
+    return f"{curve.line.label}{seeds}: {last}{remarks(remark)}"

@@ -6,8 +6,10 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from widemargin.reports.collection.curve_picture import HEIGHT, WIDE, empty, legend_below
+from widemargin.reports.collection.curve_picture import HEIGHT, WIDTH
+from widemargin.reports.collection.legend import empty, legend_below
 from widemargin.reports.collection.picture_plans import ACCURACY, GroupPlan, Line, Panel
+from widemargin.reports.collection.strokes import Stroke, best_clean, most_seeds, stroke
 from widemargin.reports.collection.table_text import Jobs
 from widemargin.reports.collection.tree import CollectedJob
 from widemargin.reports.inputs.evaluation import Radius
@@ -23,13 +25,14 @@ Curve = list[tuple[Radius, float]]
 
 def eps_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
     """A panel for each kind of training, all to one scale; None where no line was judged at several eps."""
-    if not any(_judged(line, jobs) for panel in plan.panels for line in panel.lines):
+    most = most_seeds(_judged(line, jobs) for panel in plan.panels for line in panel.lines)
+    if not most:
         return None
     with styled():
-        figure = Figure(figsize=(WIDE * len(plan.panels), HEIGHT + 0.3), layout="constrained")
+        figure = Figure(figsize=(WIDTH * len(plan.panels), HEIGHT + 0.3), layout="constrained")
         grid = figure.subplots(1, len(plan.panels), squeeze=False)
         for axes, panel in zip(grid.flat, plan.panels, strict=True):
-            _draw(axes, panel, jobs)
+            _draw(axes, panel, jobs, most)
     return figure
 
 
@@ -37,7 +40,7 @@ def _judged(line: Line, jobs: Jobs) -> list[CollectedJob]:
     return [job for job in jobs.get(line.recipe, ()) if job.over_eps is not None]
 
 
-def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
+def _draw(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
     axes.set_title(panel.title)
     shown = [(line, found) for line in panel.lines if (found := _judged(line, jobs))]
     if not shown:
@@ -46,20 +49,23 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
     curves = [(line, found, mean_curve(found)) for line, found in shown]
     unit = _unit([radius for _, _, curve in curves for radius, _ in curve])
     mark, words = _mark(shown[0][1][0])
+    best = best_clean(found for _, found in shown)
     for line, found, curve in curves:
-        _draw_curve(axes, curve, unit, line.color, _label(line, found, curve, mark))
+        look = stroke(found, best=best, most=most)
+        _draw_curve(axes, curve, unit, line.color, look, _label(line, found, curve, mark))
     axes.axvline(mark * unit, color="black", linewidth=0.8, linestyle="--", zorder=1, label=f"{words} {mark:g}")
     axes.set(xlim=(0, None), ylim=(0, 100), ylabel=ACCURACY)
     axes.set_xlabel("eps (L∞)" if unit == 1 else f"eps (L∞), in 1/{LEVELS}")
     axes.grid(axis="y", color="#e9e9e9", linewidth=0.8)
     axes.set_axisbelow(True)
-    legend_below(axes, width=WIDE)
+    legend_below(axes, width=WIDTH)
 
 
-def _draw_curve(axes: Axes, curve: Curve, unit: int, color: str, label: str) -> None:
+def _draw_curve(axes: Axes, curve: Curve, unit: int, color: str, look: Stroke, label: str) -> None:
     """A point for each eps; the points on the axes are drawn whole."""
     sizes, values = [radius.value * unit for radius, _ in curve], [value for _, value in curve]
-    axes.plot(sizes, values, color=color, linewidth=1.6, marker="o", markersize=3.5, clip_on=False, label=label)
+    (drawn,) = axes.plot(sizes, values, color=color, linewidth=1.6, marker="o", markersize=3.5, label=label)
+    drawn.set(linestyle=look.style, alpha=look.alpha, clip_on=False)
 
 
 def mean_curve(jobs: Sequence[CollectedJob]) -> Curve:

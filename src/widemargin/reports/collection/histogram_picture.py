@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from widemargin.reports.collection.curve_picture import HEIGHT, WIDE, empty, legend_below
+from widemargin.reports.collection.curve_picture import HEIGHT, WIDTH
+from widemargin.reports.collection.legend import empty, legend_below
 from widemargin.reports.collection.picture_plans import GroupPlan, Line, Panel
+from widemargin.reports.collection.strokes import best_clean, how_well, most_seeds, remarks, stroke
 from widemargin.reports.collection.table_text import Jobs
-from widemargin.reports.collection.tree import Counts
+from widemargin.reports.collection.tree import CollectedJob, Counts
 from widemargin.reports.measures import norm_title
 from widemargin.reports.style import styled
 
@@ -22,41 +24,47 @@ Bins = dict[int, int]
 
 def histogram_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
     """A panel for each kind of training; None where there are no counts."""
-    if not any(_counts(line, jobs) for panel in plan.panels for line in panel.lines):
+    most = most_seeds(_counted(line, jobs) for panel in plan.histograms for line in panel.lines)
+    if not most:
         return None
     with styled():
-        figure = Figure(figsize=(WIDE * len(plan.panels), HEIGHT), layout="constrained")
-        grid = figure.subplots(1, len(plan.panels), squeeze=False)
-        for axes, panel in zip(grid.flat, plan.panels, strict=True):
-            _draw(axes, panel, jobs)
+        figure = Figure(figsize=(WIDTH * len(plan.histograms), HEIGHT), layout="constrained")
+        grid = figure.subplots(1, len(plan.histograms), squeeze=False)
+        for axes, panel in zip(grid.flat, plan.histograms, strict=True):
+            _draw(axes, panel, jobs, most)
     return figure
 
 
-def _counts(line: Line, jobs: Jobs) -> list[Counts]:
-    found = [job.margins for job in jobs.get(line.recipe, ()) if job.margins is not None]
-    return [counts for counts in found if sum(counts.counts) > 0]
+def _counted(line: Line, jobs: Jobs) -> list[CollectedJob]:
+    return [job for job in jobs.get(line.recipe, ()) if job.margins is not None and sum(job.margins.counts) > 0]
 
 
-def _draw(axes: Axes, panel: Panel, jobs: Jobs) -> None:
+def _draw(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
     axes.set_title(f"{panel.title}, test images")
-    shown = [(line, found) for line in panel.lines if (found := _counts(line, jobs))]
-    shown = [(line, found) for line, found in shown if found[0].norm == shown[0][1][0].norm]
-    if not shown:
+    members = [(line, found) for line in panel.lines if (found := _counted(line, jobs))]
+    counts = [[job.margins for job in found if job.margins is not None] for _, found in members]
+    if not counts:
         empty(axes)
         return
-    width = shown[0][1][0].width
-    added = [(line, _together(found), sum(counts.without for counts in found)) for line, found in shown]
-    low, high = _range([bins for _, bins, _ in added])
+    norm, width = counts[0][0].norm, counts[0][0].width
+    shown = [(*member, kept) for member, kept in zip(members, counts, strict=True) if kept[0].norm == norm]
+    best = best_clean(found for _, found, _ in shown)
+    low, high = _range([_together(kept) for _, _, kept in shown])
     merged = max(1, -(-(high - low) // BARS))
-    for line, bins, without in added:
+    for line, found, kept in shown:
+        bins, without = _together(kept), sum(member.without for member in kept)
         edges, shares = _bars(bins, low, high, merged, without)
-        label = f"{line.label}: mean {_mean(bins) * width:.{2 if width > 0.01 else 4}f}{_left_out(bins, without)}"
-        axes.stairs(shares, [edge * width for edge in edges], color=line.color, linewidth=1.4, label=label)
-        axes.stairs(shares, [edge * width for edge in edges], color=line.color, alpha=0.13, fill=True)
+        mean = f"mean {_mean(bins) * width:.{2 if width > 0.01 else 4}f}"
+        label = f"{line.label}: {mean}{remarks(how_well(found, best), _left_out(bins, without))}"
+        look, at = stroke(found, best=best, most=most), [edge * width for edge in edges]
+        outline = axes.stairs(shares, at, color=line.color, linewidth=1.4, alpha=look.alpha, label=label)
+        outline.set_linestyle(look.style)
+        if line == panel.lines[-1]:  # more fillings than one would mix
+            axes.stairs(shares, at, color=line.color, alpha=0.13, fill=True)
     axes.axvline(0.0, color="black", linewidth=0.8)
-    axes.set_xlabel(f"effective margin ({norm_title(shown[0][1][0].norm)}); left of 0: misclassified")
+    axes.set_xlabel(f"effective margin ({norm_title(norm)}); left of 0: misclassified")
     axes.set_ylabel("share of images, %")
-    legend_below(axes, width=WIDE)
+    legend_below(axes, width=WIDTH)
 
 
 def _together(found: Sequence[Counts]) -> Bins:
@@ -95,7 +103,7 @@ def _bars(bins: Bins, low: int, high: int, merged: int, without: int) -> tuple[l
 def _left_out(bins: Bins, without: int) -> str:
     """What a reader of the mean must know, where it is more than a percent."""
     share = 100 * without / (sum(bins.values()) + without)
-    return f" ({share:.0f}% without a boundary)" if share > 1 else ""
+    return f"{share:.0f}% without a boundary" if share > 1 else ""
 
 
 def _mean(bins: Bins) -> float:

@@ -9,6 +9,7 @@ from widemargin.reports.collection import layout
 from widemargin.reports.collection.autoattack_text import TITLE, autoattack_text
 from widemargin.reports.collection.circumstances import circumstances, kinds
 from widemargin.reports.collection.distance_text import distance_text
+from widemargin.reports.collection.figures_text import Shown, figures_text
 from widemargin.reports.collection.paper import PaperRow, PaperTable
 from widemargin.reports.collection.table_text import (
     ABOVE,
@@ -45,18 +46,15 @@ LATER = (
 NUMBER = re.compile(r"([0-9]+(?:[.,][0-9]+)*%?)")
 
 
-def page(tables: Sequence[PaperTable], jobs: Jobs, notes: Path, pictures: Sequence[tuple[str, str, str]]) -> str:
-    """The page; ``pictures`` are (file, title, caption)."""
+def page(tables: Sequence[PaperTable], jobs: Jobs, notes: Path, pictures: Sequence[Shown]) -> str:
+    """The page; its pictures have been drawn."""
     parts = [HEAD, _overview(tables, jobs)]
     begun = [table for table in tables if _is_begun(table, jobs) or _note_file(table, notes).is_file()]
     parts += [_section(table, jobs, notes) for table in begun]
     if len(begun) < len(tables):
         parts.append(_not_begun([table for table in tables if table not in begun]))
     if pictures:
-        shown = [
-            f"### {title}\n\n{caption}\n\n![{title}]({layout.FIGURES}/{file})\n" for file, title, caption in pictures
-        ]
-        parts.append("## Figures\n\n" + "\n".join(shown))
+        parts.append(figures_text(pictures))
     return "\n".join(parts)
 
 

@@ -1,22 +1,23 @@
 """Which pictures there are, and which recipes each one shows: the paper's figures, and what it does not show.
 
 Beside EMR are the paper's baselines at its weight decay, or the nearest the paper has, the one that resists best, and
-where EMR's is another one, ours at its own.
+where EMR's is another one, ours at its own. EMR is the last line of a panel, above all others.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GRAY, BLUE, RED, GREEN, YELLOW, PURPLE = "#8a8d91", "#1768ac", "#d1495b", "#2e933c", "#edae49", "#5f4b8b"
-DECAY_COLORS = {
-    "0": "#bddf26",
-    "0.0001": "#4ac16d",
-    "0.0005": "#1fa187",
-    "0.001": "#2a788e",
-    "0.01": "#414487",
-    "0.1": "#440154",
-}
-"""The darker, the larger: the same in every picture."""
+from widemargin.reports.collection.palette import (
+    BLUE,
+    BROWN,
+    DECAY_COLORS,
+    GRAY,
+    LIGHT_BLUE,
+    LIGHT_RED,
+    RED,
+    YELLOW,
+)
+from widemargin.reports.collection.sections import ACCURACIES, MARGINS, Section
 
 
 @dataclass(frozen=True)
@@ -30,26 +31,30 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines on common axes; ``key`` is what is drawn of each epoch, with ``spread`` around it."""
+    """Lines on common axes; ``key`` is what is drawn of each epoch, with ``spread`` around the last line."""
 
     title: str
+    """``{attack}`` in it is the attack that the runs were watched with."""
     lines: Sequence[Line]
     key: str = ""
     unit: str = ""
     spread: str = ""
+    zoom: bool = False
+    """A close-up: the vertical axis does not begin at zero, and is its own."""
 
 
 @dataclass(frozen=True)
 class CurvePlan:
-    """A picture of what was measured in training; so many panels in a row."""
+    """A picture of what was measured in training; so many panels in a row, the first one takes cells that are left."""
 
+    section: Section
     file: str
     title: str
-    caption: str
     panels: Sequence[Panel]
-    columns: int
+    note: str = ""
+    columns: int = 2
     same_scale: bool = False
-    """Whether the panels of a row share their vertical axis."""
+    """Whether the panels of a row share the range of their vertical axis, but for close-ups."""
 
 
 @dataclass(frozen=True)
@@ -59,44 +64,9 @@ class GroupPlan:
     name: str
     title: str
     panels: Sequence[Panel]
-
-
-_RESNET_AT = (
-    ("at-wd0.0005", "AT, weight decay 0.0005, as EMR", RED),
-    ("at-wd0.0005-averaged", "the same, averaged", PURPLE),
-    ("at-emr-averaged", "AT+EMR, averaged", GREEN),
-)
-
-
-def _lines(prefix: str, *rows: tuple[str, str, str]) -> tuple[Line, ...]:
-    return tuple(Line(f"{prefix}/{name}", label, color) for name, label, color in rows)
-
-
-def _decays(prefix: str, *decays: str) -> tuple[Line, ...]:
-    labels = [f"weight decay {decay}" if decay != "0" else "no weight decay" for decay in decays]
-    rows = [f"st-wd{decay}" for decay in decays]
-    return _lines(prefix, *zip(rows, labels, [DECAY_COLORS[decay] for decay in decays], strict=True))
-
-
-def _compared(prefix: str, kind: str) -> tuple[Line, ...]:
-    own = [(f"{kind}-wd0.0005", "weight decay 0.0005, as EMR", RED)] if prefix == CNN else []
-    strong = STRONG.get((prefix, kind))
-    return _lines(
-        prefix,
-        (f"{kind}-wd0.001", "weight decay 0.001", GRAY),
-        *([(f"{kind}-wd{strong}", f"weight decay {strong}", PURPLE)] if strong else []),
-        *own,
-        (f"{kind}-lsoftmax-wd0.001", "L-Softmax, weight decay 0.001", YELLOW),
-        (f"{kind}-emr", "EMR", BLUE),
-    )
-
-
-def _regularized(prefix: str, kind: str) -> tuple[Line, ...]:
-    name = kind.upper()
-    rows = [(kind, name, GRAY), (f"{kind}-igr", f"{name}+IGR", YELLOW), (f"{kind}-emr", f"{name}+EMR", BLUE)]
-    he = [(f"{kind}-he", f"{name}+HE", PURPLE)] if prefix == WRN else []
-    ours = _RESNET_AT if (prefix, kind) == (RESNET, "at") else ()
-    return _lines(prefix, *rows, *he, *ours)
+    histograms: Sequence[Panel]
+    """The same panels without the lines that histograms cannot tell apart."""
+    histogram_note: str = ""
 
 
 MLP, CNN, RESNET, WRN = "mnist-mlp", "cifar-cnn", "cifar-resnet18", "cifar-wrn"
@@ -110,24 +80,60 @@ STRONG = {(MLP, "st"): "0.01", (CNN, "st"): "0.01", (CNN, "at"): "0.0001"}
 """The weight decay that resists best under attack, where it is not 1e-3."""
 KINDS = {"st": "Standard training", "at": "Adversarial training", "trades": "TRADES"}
 TEST, TRAIN, ACCURACY = "margin (L2), test", "margin (L2), training", "accuracy, %"
-BAND = (
-    "Lines: mean over correctly classified images, and over seeds; bands: one standard deviation over images, where "
-    "there is room for them. Where a network classifies much less well than others, the legend says how well. Measured "
-    "on 10,000 images of MNIST and 2,000 of CIFAR-10, so last values differ a little from the tables', which have all."
-)
+
+
+def _lines(prefix: str, *rows: tuple[str, str, str]) -> tuple[Line, ...]:
+    return tuple(Line(f"{prefix}/{name}", label, color) for name, label, color in rows)
+
+
+def _decays(prefix: str, kind: str, *decays: str) -> tuple[Line, ...]:
+    """Training without anything but these weight decays."""
+    labels = [f"weight decay {decay}" if decay != "0" else "no weight decay" for decay in decays]
+    rows = [f"{kind}-wd{decay}" for decay in decays]
+    return _lines(prefix, *zip(rows, labels, [DECAY_COLORS[decay] for decay in decays], strict=True))
+
+
+def _compared(prefix: str, kind: str, *, few: bool = False) -> tuple[Line, ...]:
+    """``few`` leaves out what the CNN's histograms cannot tell from weight decay 0.0005: 0.001, and m = 1."""
+    own = {MLP: "0.001", CNN: "0.0005"}[prefix]
+    strong = [STRONG[prefix, kind]] if (prefix, kind) in STRONG else []
+    decays = sorted({own, *strong, *(() if few else ("0.001",))}, key=float)
+    l_softmax = (f"{kind}-lsoftmax-wd0.001", "L-Softmax, weight decay 0.001", YELLOW)
+    return (
+        *_decays(prefix, kind, *decays),
+        *_lines(prefix, *([] if few and prefix == CNN else [l_softmax])),
+        *_lines(prefix, (f"{kind}-emr", f"EMR, weight decay {own}", BLUE)),
+    )
+
+
+def _regularized(prefix: str, kind: str) -> tuple[Line, ...]:
+    name, decay = kind.upper(), {"at": "0.001", "trades": "0.0005"}[kind]
+    of_he = {"at": "0.0005", "trades": "0.0002"}[kind]
+    ours = prefix == RESNET and kind == "at"
+    half = f"{name}, weight decay 0.0005"
+    return _lines(
+        prefix,
+        (kind, f"{name}, weight decay {decay}", DECAY_COLORS[decay]),
+        *([("at-wd0.0005", half, RED), ("at-wd0.0005-averaged", f"{half}, averaged", LIGHT_RED)] if ours else []),
+        (f"{kind}-igr", f"{name}+IGR, weight decay {decay}", YELLOW),
+        *([(f"{kind}-he", f"{name}+HE, weight decay {of_he}", BROWN)] if prefix == WRN else []),
+        *([("at-emr-averaged", "AT+EMR, weight decay 0.0005, averaged", LIGHT_BLUE)] if ours else []),
+        (f"{kind}-emr", f"{name}+EMR, weight decay 0.0005", BLUE),
+    )
+
 
 _FIGURE1 = CurvePlan(
+    MARGINS,
     "figure1-margins.png",
     "Effective margins during training (the paper's Fig. 1b-d)",
-    f"{BAND} (c) and (d): standard training with different weight decays.",
     (
         Panel(
             "(b) MNIST, test images",
             (
-                Line(f"{MLP}/st-wd0.001", "weight decay 0.001", GRAY),
-                Line(f"{MLP}/st-lsoftmax-wd0.001", "L-Softmax, weight decay 0.001", YELLOW),
-                Line(f"{MLP}/st-emr", "EMR, weight decay 0.001", BLUE),
-                Line(f"{MLP}/at-wd0.001", "AT, weight decay 0.001", RED),
+                Line(f"{MLP}/st-wd0.001", "ST, weight decay 0.001", GRAY),
+                Line(f"{MLP}/st-lsoftmax-wd0.001", "ST + L-Softmax, weight decay 0.001", YELLOW),
+                Line(f"{MLP}/at-wd0.001", "AT, weight decay 0.001", BROWN),
+                Line(f"{MLP}/st-emr", "ST + EMR, weight decay 0.001", BLUE),
             ),
             "test_margin_mean",
             TEST,
@@ -135,44 +141,46 @@ _FIGURE1 = CurvePlan(
         ),
         Panel(
             "(c) CIFAR-10, by weight decay",
-            _decays(CNN, "0", "0.0001", "0.0005", "0.001", "0.01"),
+            _decays(CNN, "st", "0", "0.0001", "0.0005", "0.001", "0.01"),
             "test_margin_mean",
             TEST,
         ),
         Panel(
             "(d) MNIST, by weight decay",
-            _decays(MLP, "0", "0.0001", "0.001", "0.01", "0.1"),
+            _decays(MLP, "st", "0", "0.0001", "0.001", "0.01", "0.1"),
             "test_margin_mean",
             TEST,
         ),
     ),
-    3,
+    "(c) and (d): standard training with different weight decays.",
 )
 
 
 def _figure2(prefix: str, letter: str) -> CurvePlan:
     panels = [
-        Panel(f"{KINDS[kind]}, {split} images", _compared(prefix, kind), f"{key}_mean", unit, f"{key}_std")
+        Panel(
+            f"{KINDS[kind]}, {split} images",
+            _compared(prefix, kind),
+            f"{key}_mean",
+            unit,
+            f"{key}_std" if kind == "st" else "",
+            zoom=kind == "at",
+        )
         for kind in ("st", "at")
         for split, key, unit in (("training", "train_margin", TRAIN), ("test", "test_margin", TEST))
     ]
     title = f"Margins on training and test images, {TITLES[prefix]} (the paper's Fig. 2)"
-    note = (
-        "Margins of training images are at the points training sees: augmented, and attacked in adversarial training."
-    )
-    return CurvePlan(f"figure2-{letter}-margins.png", title, f"{BAND} {note}", panels, 2, same_scale=True)
+    return CurvePlan(MARGINS, f"figure2-{letter}-margins.png", title, panels, same_scale=True)
 
 
 def _accuracies(prefix: str, kinds: Sequence[str], split: str) -> CurvePlan:
-    shown = {"test": "test images", "validation": "held-out images"}[split]
     panels = [
         Panel(f"{KINDS[kind]}, {what}", make(prefix, kind), f"{split}_{key}", ACCURACY)
         for kind in kinds
         for make in ((_compared if prefix in (MLP, CNN) else _regularized),)
-        for what, key in (("clean", "clean"), ("attacked", "robust"))
+        for what, key in (("clean", "clean"), ("{attack}", "robust"))
     ]
-    caption = f"Accuracy on {shown} after each epoch, clean and under the PGD that the recipe watches; mean over seeds."
-    return CurvePlan(f"accuracy-{prefix}.png", f"Accuracy during training, {TITLES[prefix]}", caption, panels, 2)
+    return CurvePlan(ACCURACIES, f"accuracy-{prefix}.png", f"Accuracy during training, {TITLES[prefix]}", panels)
 
 
 CURVES = (
@@ -185,11 +193,20 @@ CURVES = (
     _accuracies(WRN, ("at", "trades"), "validation"),
 )
 
-GROUPS = tuple(
-    GroupPlan(
-        prefix,
-        TITLES[prefix],
-        [Panel(KINDS[kind], (_compared if prefix in (MLP, CNN) else _regularized)(prefix, kind)) for kind in kinds],
-    )
-    for prefix, kinds in ((MLP, ("st", "at")), (CNN, ("st", "at")), (RESNET, ("at", "trades")), (WRN, ("at", "trades")))
+
+_LEFT_OUT = "Weight decay 0.001, with L-Softmax (m = 1) and without, is left out: to the eye it coincides with 0.0005."
+
+
+def _group(prefix: str, kinds: Sequence[str]) -> GroupPlan:
+    small = prefix in (MLP, CNN)
+    panels = [Panel(KINDS[kind], (_compared if small else _regularized)(prefix, kind)) for kind in kinds]
+    few = [Panel(KINDS[kind], _compared(prefix, kind, few=True)) for kind in kinds] if small else panels
+    return GroupPlan(prefix, TITLES[prefix], panels, few, _LEFT_OUT if prefix == CNN else "")
+
+
+GROUPS = (
+    _group(MLP, ("st", "at")),
+    _group(CNN, ("st", "at")),
+    _group(RESNET, ("at", "trades")),
+    _group(WRN, ("at", "trades")),
 )
