@@ -55,7 +55,10 @@ SAID = {
         "",
         "(seed: 1 here, 0 there); choose another --out (said by process 0 of 2)",
     ),
-    "the_folder_is_anothers": ("another process works in ", "choose another --out (said by process 0 of 2)"),
+    "the_folder_is_anothers": (
+        "another process works in ",
+        "choose another folder (--out at the command line) (said by process 0 of 2)",
+    ),
     "all_have_no_images": ("evaluate: the data is empty", "give at least one example"),
 }
 

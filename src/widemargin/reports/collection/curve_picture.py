@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from widemargin.reports.collection.legend import empty, legend_below
+from widemargin.reports.collection.legend import legend_below
 from widemargin.reports.collection.picture_plans import ACCURACY, CurvePlan, Line, Panel
 from widemargin.reports.collection.seeds import over_seeds
 from widemargin.reports.collection.strokes import best_clean, how_well, is_collapsed, most_seeds, remarks, stroke
@@ -48,9 +48,9 @@ class Place(NamedTuple):
 
 
 def curve_figure(plan: CurvePlan, jobs: Jobs) -> Figure | None:
-    """The picture; None where no panel has anything to show."""
-    drawn = [(panel, _curves(panel, jobs)) for panel in plan.panels]
-    if not any(curves for _, curves in drawn):
+    """The picture of the panels that have anything to show; None where none has."""
+    drawn = [(panel, curves) for panel in plan.panels if (curves := _curves(panel, jobs))]
+    if not drawn:
         return None
     most = most_seeds(curve.found for _, curves in drawn for curve in curves)
     places = _places(len(drawn), plan.columns)
@@ -90,11 +90,7 @@ def _curve(panel: Panel, line: Line, found: Sequence[CollectedJob]) -> Curve:
 
 
 def _draw(axes: Axes, panel: Panel, curves: Sequence[Curve], most: int, width: float) -> None:
-    attack = next((watched_attack(curve.found[0]) for curve in curves), "attacked")
-    axes.set_title(panel.title.format(attack=attack))
-    if not curves:
-        empty(axes)
-        return
+    axes.set_title(panel.title.format(attack=watched_attack(curves[0].found[0])))
     best = best_clean(curve.found for curve in curves)
     for place, curve in enumerate(curves):
         look = stroke(curve.found, best=best, most=most)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from widemargin.reports.collection.curve_picture import HEIGHT, WIDTH
-from widemargin.reports.collection.legend import empty, legend_below
+from widemargin.reports.collection.legend import legend_below
 from widemargin.reports.collection.picture_plans import ACCURACY, GroupPlan, Line, Panel
 from widemargin.reports.collection.strokes import Stroke, best_clean, most_seeds, stroke
 from widemargin.reports.collection.table_text import Jobs
@@ -25,13 +25,14 @@ Curve = list[tuple[Radius, float]]
 
 def eps_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
     """A panel for each kind of training, all to one scale; None where no line was judged at several eps."""
-    most = most_seeds(_judged(line, jobs) for panel in plan.panels for line in panel.lines)
-    if not most:
+    panels = [panel for panel in plan.panels if any(_judged(line, jobs) for line in panel.lines)]
+    if not panels:
         return None
+    most = most_seeds(_judged(line, jobs) for panel in panels for line in panel.lines)
     with styled():
-        figure = Figure(figsize=(WIDTH * len(plan.panels), HEIGHT + 0.3), layout="constrained")
-        grid = figure.subplots(1, len(plan.panels), squeeze=False)
-        for axes, panel in zip(grid.flat, plan.panels, strict=True):
+        figure = Figure(figsize=(WIDTH * len(panels), HEIGHT + 0.3), layout="constrained")
+        grid = figure.subplots(1, len(panels), squeeze=False)
+        for axes, panel in zip(grid.flat, panels, strict=True):
             _draw(axes, panel, jobs, most)
     return figure
 
@@ -43,9 +44,6 @@ def _judged(line: Line, jobs: Jobs) -> list[CollectedJob]:
 def _draw(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
     axes.set_title(panel.title)
     shown = [(line, found) for line in panel.lines if (found := _judged(line, jobs))]
-    if not shown:
-        empty(axes)
-        return
     curves = [(line, found, mean_curve(found)) for line, found in shown]
     unit = _unit([radius for _, _, curve in curves for radius, _ in curve])
     mark, words = _mark(shown[0][1][0])

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from widemargin.reports.collection.curve_picture import HEIGHT, WIDTH
-from widemargin.reports.collection.legend import empty, legend_below
+from widemargin.reports.collection.legend import legend_below
 from widemargin.reports.collection.picture_plans import GroupPlan, Line, Panel
 from widemargin.reports.collection.strokes import best_clean, how_well, most_seeds, remarks, stroke
 from widemargin.reports.collection.table_text import Jobs
@@ -24,13 +24,14 @@ Bins = dict[int, int]
 
 def histogram_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
     """A panel for each kind of training; None where there are no counts."""
-    most = most_seeds(_counted(line, jobs) for panel in plan.histograms for line in panel.lines)
-    if not most:
+    panels = [panel for panel in plan.histograms if any(_counted(line, jobs) for line in panel.lines)]
+    if not panels:
         return None
+    most = most_seeds(_counted(line, jobs) for panel in panels for line in panel.lines)
     with styled():
-        figure = Figure(figsize=(WIDTH * len(plan.histograms), HEIGHT), layout="constrained")
-        grid = figure.subplots(1, len(plan.histograms), squeeze=False)
-        for axes, panel in zip(grid.flat, plan.histograms, strict=True):
+        figure = Figure(figsize=(WIDTH * len(panels), HEIGHT), layout="constrained")
+        grid = figure.subplots(1, len(panels), squeeze=False)
+        for axes, panel in zip(grid.flat, panels, strict=True):
             _draw(axes, panel, jobs, most)
     return figure
 
@@ -43,9 +44,6 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
     axes.set_title(f"{panel.title}, test images")
     members = [(line, found) for line in panel.lines if (found := _counted(line, jobs))]
     counts = [[job.margins for job in found if job.margins is not None] for _, found in members]
-    if not counts:
-        empty(axes)
-        return
     norm, width = counts[0][0].norm, counts[0][0].width
     shown = [(*member, kept) for member, kept in zip(members, counts, strict=True) if kept[0].norm == norm]
     best = best_clean(found for _, found, _ in shown)

@@ -4,8 +4,6 @@ from matplotlib.axes import Axes
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import offset_copy
 
-from widemargin.reports.collection.palette import FAINT
-
 SMALL, POINTS = 8, 72
 """The size of a legend's letters, in points; points to the inch."""
 BESIDE = 0.7
@@ -29,9 +27,3 @@ def legend_below(axes: Axes, *, width: float) -> None:
         fontsize=SMALL,
         handlelength=2.6,
     )
-
-
-def empty(axes: Axes) -> None:
-    """A panel for which nothing has been run."""
-    axes.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=axes.transAxes, color=FAINT)
-    axes.set_axis_off()
