@@ -187,3 +187,18 @@ def test_scores_of_two_kinds_have_a_column_each_and_every_points_schedule_is_loo
     assert "test, clean, %" in said.out
     assert "To choose by held-out training images" in " ".join(said.out.split())
     assert said.err.count("note: optimizer.schedule.milestones has 1, the run ends at 1 epochs") == 1
+
+
+def test_a_point_under_way_is_taken(tmp_path):
+    sweep = sweep_over(["0.1", "0.2"], tmp_path)
+    taken = _join(sweep, sweep.points()).ask()
+    study = _join(sweep, sweep.points())  # another worker joins
+    assert [trial.state.name for trial in study.get_trials()] == ["RUNNING", "WAITING"]
+    study.tell(taken, 1.0)
+    assert len(_join(sweep, sweep.points()).get_trials()) == 2
+
+
+def test_a_fraction_in_a_grid_makes_no_folder_in_a_folder(tmp_path):
+    sweep = sweep_over(["0.1"], tmp_path)
+    folder = sweep.folder({"evaluation.eps": "8/255", "emr.weight": "0.1"})
+    assert folder == tmp_path / "points" / "evaluation.eps=8-255,emr.weight=0.1"
