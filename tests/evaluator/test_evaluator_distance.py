@@ -214,3 +214,24 @@ def test_the_correlation_is_over_those_classified_right():
     assert not right.all()
     expected = spearman_by_hand(report.margin[right].tolist(), report.distance[right].tolist())
     assert report.to_json()["distance"]["rank_correlation"] == pytest.approx(expected)
+
+
+class FooledBeyond(nn.Module):
+    """Right as long as the one pixel is within ``reach`` of the middle."""
+
+    def __init__(self, reach):
+        super().__init__()
+        self.reach = reach
+
+    def forward(self, x):
+        outside = (x - 0.5).abs().flatten(1) - self.reach
+        return torch.cat([-outside, outside], dim=1)
+
+
+def test_a_perturbation_made_longer_stays_an_image():
+    x, x_adv = torch.full((2, 1, 1, 1), 0.5), torch.tensor([1.0, 0.0]).view(2, 1, 1, 1)
+    y = torch.zeros(2, dtype=torch.int64)
+    assert distance._as_long_as_needed(FooledBeyond(0.502), x, y, x_adv).equal(x_adv)
+    inside = torch.tensor([0.9, 0.1]).view(2, 1, 1, 1)
+    longer = distance._as_long_as_needed(FooledBeyond(0.4035), x, y, inside)
+    torch.testing.assert_close(longer, 0.5 + 1.01 * (inside - 0.5))
