@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from oracles import effective_margin_slowly, images, labels, relu_net, troublesome_net
 from widemargin import InputError, effective_margin, summarize
+from widemargin.precision import allowing_tf32
 
 
 def linear(num_classes: int = 5, size: int = 12) -> nn.Module:
@@ -160,3 +161,37 @@ def test_a_class_that_is_ruled_out_is_no_neighbor(norm):
     assert margin.isfinite().all()
     torch.testing.assert_close(margin, effective_margin(Masked(-1e30), x, y, norm))
     assert (effective_margin(Masked(-math.inf), x, torch.full_like(y, 3), norm) == -math.inf).all()
+
+
+def test_margins_are_measured_without_tf32_whatever_the_user_allows() -> None:
+    seen: dict[str, set[tuple[bool, bool]]] = {"forward": set(), "backward": set()}
+
+    def note(when: str) -> None:
+        seen[when].add((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+
+    class Told(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            note("forward")
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx: object, inputs: object, output: object) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            note("backward")
+            return gradient.clone()
+
+    class Telling(nn.Flatten):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(Told.apply(x))
+
+    model = nn.Sequential(Telling(), nn.Linear(12, 5)).double()
+    with allowing_tf32():
+        effective_margin(model, images(2, 1, 3, 4), labels(2, 5))
+        assert torch.backends.cudnn.allow_tf32
+    assert seen == {"forward": {(False, False)}, "backward": {(False, False)}}

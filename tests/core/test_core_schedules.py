@@ -79,3 +79,8 @@ def test_one_cycle() -> None:
 def test_bad_settings(make: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_piecewise_with_the_same_epoch_twice_is_refused() -> None:
+    with pytest.raises(InputError, match=r"increasing epochs .*, got \[\[2, 1.0\], \[2, 0.5\]\]"):
+        Piecewise(points=((2, 1.0), (2, 0.5)))

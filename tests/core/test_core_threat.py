@@ -81,3 +81,9 @@ def test_l2_ascent_of_tiny_and_huge_float32_gradients(scale: float) -> None:
 def test_unknown_norm() -> None:
     with pytest.raises(InputError, match=r"threat.norm must be one of 'linf', 'l2', got 'l0'"):
         make_threat("l0", 0.1)
+
+
+def test_l2_ascent_leaves_out_what_is_no_number() -> None:
+    gradient = torch.tensor([[3.0, 4.0, float("inf"), float("nan")], [float("-inf"), 0.0, float("nan"), 0.0]])
+    expected = torch.tensor([[0.6, 0.8, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(L2(0.1).ascent(gradient), expected)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from widemargin.data import read_image_folder
+from widemargin.data import image_folder, read_image_folder
 from widemargin.errors import InputError
 
 
@@ -27,7 +27,7 @@ def test_train_and_test_share_class_numbers(tmp_path: Path) -> None:
         save(tmp_path / "train" / name / "0.PNG", picture(10 + number))
     save(tmp_path / "test" / "dog" / "x.png", picture(7))
     (tmp_path / "train" / "ant" / "notes.txt").write_text("not an image")
-    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "train" / ".hidden").mkdir()
     data = read_image_folder(tmp_path, "train")
     assert data.labels.tolist() == [0, 0, 1, 1, 2, 2]
     expected = [picture(seed).transpose(2, 0, 1) for seed in (11, 1, 10, 0, 12, 2)]  # ant, cat, dog
@@ -115,3 +115,32 @@ def test_wrong_arrangements(tmp_path: Path) -> None:
     save(tmp_path / "test" / "c" / "1.png", picture(0))
     with pytest.raises(InputError, match="no class 'c', only a, b"):
         read_image_folder(tmp_path, "test")
+
+
+def test_hidden_files_and_folders_are_passed_over(tmp_path: Path) -> None:
+    two(tmp_path, picture(1))
+    (tmp_path / "a" / "._1.png").write_bytes(b"what a Mac leaves beside a file")
+    save(tmp_path / ".thumbnails" / "1.png", picture(2, (3, 3)))
+    data = read_image_folder(tmp_path, "train")
+    assert (data.labels.tolist(), data.num_classes) == ([0, 1], 2)
+
+
+def test_more_images_than_memory_holds_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 2 * 3 * 6 * 5
+    two(tmp_path, picture(1))
+    monkeypatch.setattr(image_folder, "memory_limit", lambda: size)
+    assert len(read_image_folder(tmp_path, "train")) == 2
+    monkeypatch.setattr(image_folder, "memory_limit", lambda: size - 1)
+    monkeypatch.delattr(image_folder, "_pixels")
+    with pytest.raises(InputError, match="2 images of 6x5 RGB are 180 bytes, more than half the memory; use fewer"):
+        read_image_folder(tmp_path, "train")
+
+
+@pytest.mark.parametrize(("mode", "transparent"), [("RGB", (1, 2, 3)), ("P", 0), ("L", 7)])
+def test_a_color_that_stands_for_nothing_is_transparency_too(tmp_path: Path, mode: str, transparent: object) -> None:
+    two(tmp_path, picture(1))
+    Image.fromarray(picture(1)).convert(mode).save(tmp_path / "b" / "1.png", transparency=transparent)
+    with pytest.raises(InputError, match=f"without transparency, got mode {mode}"):
+        read_image_folder(tmp_path, "train")

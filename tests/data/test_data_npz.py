@@ -140,3 +140,9 @@ def test_damage_is_told_or_harmless(tmp_path: Path, position: int, value: int, c
     else:
         message = "harmless"
     assert "harmless" in message or "b.npz" in message
+
+
+def test_classes_that_the_test_part_alone_has_count_for_both(tmp_path: Path) -> None:
+    arrays = {"train_images": NCHW, "train_labels": LABELS, "test_images": NCHW[:2], "test_labels": LABELS[:2] + 5}
+    file = save(tmp_path / "a.npz", **arrays)
+    assert read_npz(file, "train").num_classes == read_npz(file, "test").num_classes == 8

@@ -67,3 +67,31 @@ def test_refusals(held_out: int, message: str) -> None:
 def test_empty() -> None:
     with pytest.raises(InputError, match="held_out"):
         stratified_split(torch.zeros(0, dtype=torch.int64), held_out=1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "held_out", "quotas"),
+    [
+        ([34, 33, 33], 10, [4, 3, 3]),
+        ([33, 33, 34], 10, [3, 3, 4]),
+        ([33, 34, 33], 11, [4, 4, 3]),  # of equal remainders the first
+        ([10, 20, 70], 9, [1, 2, 6]),
+    ],
+)
+def test_the_largest_remainders_get_the_places_left(counts: list[int], held_out: int, quotas: list[int]) -> None:
+    labels = torch.tensor([label for label, count in enumerate(counts) for _ in range(count)])
+    held = stratified_split(labels, held_out=held_out, seed=0)[1]
+    assert labels[held].bincount().tolist() == quotas
+
+
+def test_classes_are_drawn_independently() -> None:
+    labels = torch.arange(400) % 4
+    held = stratified_split(labels, held_out=40, seed=0)[1]
+    places = [tuple((held[labels[held] == label] // 4).tolist()) for label in range(4)]
+    assert len(set(places)) == 4
+
+
+def test_the_split_of_existing_runs_stays() -> None:
+    labels = torch.arange(60) % 3
+    assert stratified_split(labels, held_out=9, seed=0)[1].tolist() == [3, 12, 21, 23, 29, 37, 38, 40, 46]
+    assert stratified_split(labels, held_out=9, seed=7)[1].tolist() == [1, 3, 7, 12, 13, 17, 30, 44, 47]

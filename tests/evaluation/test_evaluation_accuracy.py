@@ -7,6 +7,7 @@ from torch import nn
 from widemargin import FGSM, PGD, InputError
 from widemargin.data import ImageSet
 from widemargin.evaluation import classified, percent, verdicts
+from widemargin.randomness import derived
 
 EPS = 0.02
 
@@ -115,3 +116,23 @@ def test_an_attack_may_search_in_tf32_and_verdicts_are_in_float32(digits, tf32):
     assert {flags[1:] for flags in seen if flags[0]} == {(tf32, tf32)}
     assert {flags[1:] for flags in seen if not flags[0]} == {(False, False)}
     assert found.equal(verdicts(model, digits, attack, batch_size=7))  # the same arithmetic on a CPU
+
+
+def test_an_attack_that_starts_at_random_has_numbers_of_its_own_for_every_batch(model, digits):
+    states = []
+
+    class Telling(PGD):
+        def __call__(self, network, x, y, *, generator=None):
+            states.append(generator.get_state())
+            return super().__call__(network, x, y, generator=generator)
+
+    attack = Telling(eps=0.1, step_size=0.05, steps=1, random_start="uniform")
+    found = verdicts(model, digits, attack, batch_size=20, seed=3)
+    assert [state.tolist() for state in states] == [derived(3, "evaluate", n).get_state().tolist() for n in range(3)]
+    expected = []
+    for number, (x, y) in enumerate(zip(digits.floats().split(20), digits.labels.split(20), strict=True)):
+        x_adv = PGD(eps=0.1, step_size=0.05, steps=1, random_start="uniform")(
+            model, x, y, generator=derived(3, "evaluate", number)
+        )
+        expected += right_one_by_one(model, x_adv, y)
+    assert found.tolist() == expected

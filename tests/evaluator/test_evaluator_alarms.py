@@ -229,3 +229,35 @@ def test_a_model_below_chance_that_loses_nothing_rings():
     x, y = torch.rand(10, 1, 2, 2), torch.tensor([0] * 4 + [1] * 6)
     alarm = _huge(Flat(), x, y, EvaluationSettings(attacks=("clean",), eps=(0.1,)))
     assert names([alarm]) == ["survives-huge-eps"]
+
+
+class PartlyDeaf(nn.Module):
+    """Linear; the first pixel never counts, and images in which it is below ``share`` have no gradient at all."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share, self.weight = share, torch.linspace(-1, 1, 3 * 16).sin().view(3, 16)
+        self.weight[:, 0] = 0
+
+    def forward(self, x):
+        deaf = x[:, :1, :1, :1] < self.share
+        return torch.where(deaf, x.detach(), x).flatten(1) @ self.weight.T
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.0, None), (0.25, "25%"), (0.75, "75%"), (2.0, "100%")])
+def test_the_share_of_images_without_a_gradient(share, told):
+    x = torch.rand(400, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    x[:, 0, 0, 0] = (torch.arange(400) + 0.5) / 400
+    settings = EvaluationSettings(attacks=("clean",), eps=(0.1,))
+    alarms = alarms_of_model(PartlyDeaf(share), x, torch.arange(400) % 3, settings)
+    found = [alarm.message for alarm in alarms if alarm.name == "vanishing-gradients"]
+    assert len(found) == (told is not None)
+    assert all(f"{told} of the images" in message for message in found)
+
+
+@pytest.mark.parametrize(("attack", "step", "eps"), [("pgd10", 0.0034, 0.034), ("pgd20", 0.0081, 0.162)])
+def test_steps_that_just_reach_eps_ring_nothing_whatever_the_rounding(attack, step, eps):
+    assert int(attack.removeprefix("pgd")) * step < eps, "the rounding this test is about"
+    for size, rings in ((step, []), (0.999 * step, ["steps-too-short"])):
+        settings = EvaluationSettings(attacks=(attack,), eps=(eps,), step_size=size)
+        assert names(alarms_of_numbers({attack: 80.0}, settings, 1000)) == rings

@@ -8,7 +8,10 @@ import torch.nn.functional as F
 from small_networks import Rough, pictures, taught_conv
 
 import widemargin
-from widemargin import InputError
+from widemargin import InputError, effective_margin
+from widemargin.evaluation.report import Subject, collect
+from widemargin.evaluation.settings import EvaluationSettings
+from widemargin.evaluation.store import Store
 
 QUICK = {"sanity": False, "margins": False}
 
@@ -189,3 +192,43 @@ def test_one_attack_needs_no_list():
     model, data = taught_conv(4), pictures(4, 6)
     one, listed = (widemargin.evaluate(model, data, attacks, 0.1, sanity=False) for attacks in ("pgd2", ["pgd2"]))
     assert one.accuracy == listed.accuracy
+
+
+def test_margins_of_correct_images_are_those_alone():
+    model, (x, y) = taught_conv(4), pictures(4, 12)
+    y = y.clone()
+    y[:5] = (y[:5] + 1) % 4  # these are wrong
+    report = widemargin.evaluate(model, (x, y), ["clean"], 0.1, sanity=False)
+    margins, right = effective_margin(model, x, y, "linf"), model(x).argmax(1) == y
+    assert 0 < int(right.sum()) <= 7
+    told = report.to_json()["margins"]
+    assert (told["all"]["count"], told["correct"]["count"]) == (12, int(right.sum()))
+    assert told["all"]["mean"] == pytest.approx(float(margins.mean()), rel=1e-4)
+    assert told["correct"]["mean"] == pytest.approx(float(margins[right].mean()), rel=1e-4)
+
+
+def collected(**options):
+    """What two shards make together, of two images and of one."""
+    store = Store(None)
+    for number, (seconds, count) in enumerate([({"clean": 1.5, "pgd1": 2.0}, 2), ({"clean": 0.25}, 1)]):
+        store.write_shard(number, {"seconds": seconds}, [{"verdicts": {"clean": True}}] * count)
+    settings = EvaluationSettings(attacks=("clean",), eps=(0.1,), **options)
+    return collect(store, range(2), settings, Subject(), [], "cpu")
+
+
+def test_seconds_are_those_of_all_shards():
+    report = collected()
+    assert report.count == 3
+    assert report.to_json()["seconds"] == {"clean": 1.75, "pgd1": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "float32 (no TF32)"),
+        ({"distance": True}, "float32 (no TF32)"),
+        ({"search": "tf32", "distance": True}, "float32 (no TF32); attacks searched with TF32"),
+    ],
+)
+def test_the_precision_names_tf32_where_something_searched_with_it(options, told):
+    assert collected(**options).to_json()["precision"] == told

@@ -227,3 +227,24 @@ def test_the_median_of_an_even_number_is_between_the_two_in_the_middle(count):
     found = report.to_json()["distance"]
     assert found["count"] == count
     assert found["median"] == pytest.approx(statistics.median(report.distance.tolist()))
+
+
+class FooledBeyond(nn.Module):
+    """Right as long as the one pixel is within ``reach`` of the middle."""
+
+    def __init__(self, reach):
+        super().__init__()
+        self.reach = reach
+
+    def forward(self, x):
+        outside = (x - 0.5).abs().flatten(1) - self.reach
+        return torch.cat([-outside, outside], dim=1)
+
+
+def test_a_perturbation_made_longer_stays_an_image():
+    x, x_adv = torch.full((2, 1, 1, 1), 0.5), torch.tensor([1.0, 0.0]).view(2, 1, 1, 1)
+    y = torch.zeros(2, dtype=torch.int64)
+    assert distance._as_long_as_needed(FooledBeyond(0.502), x, y, x_adv).equal(x_adv)
+    inside = torch.tensor([0.9, 0.1]).view(2, 1, 1, 1)
+    longer = distance._as_long_as_needed(FooledBeyond(0.4035), x, y, inside)
+    torch.testing.assert_close(longer, 0.5 + 1.01 * (inside - 0.5))

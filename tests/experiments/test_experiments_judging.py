@@ -259,3 +259,13 @@ def test_of_equal_rows_the_first_is_best(tmp_path):
     work = jobs(table, rows, [0], tmp_path, is_quick=False)
     write_accuracies(work, lambda job: {"pgd10": 50.0})
     assert best_rows(rows, work) == rows[:1]
+
+
+@pytest.mark.parametrize(("steps", "before"), [(10, 3), (3, 10), (10, 10)])
+def test_of_several_attacks_the_one_with_most_steps_counts(steps, before):
+    config = all_recipes()["cifar-wrn/at-mail"].config
+    attacks = {
+        "attack": replace(config.objective.attack, steps=steps),
+        "burn_in_attack": replace(config.objective.burn_in_attack, steps=before),
+    }
+    assert cost(replace(config, objective=replace(config.objective, **attacks))) == (3, config.epochs * (1 + 10))

@@ -173,3 +173,52 @@ def test_a_smaller_gpu_judges_fewer_images_at_once(network, gib, size, monkeypat
     memory = SimpleNamespace(total_memory=gib * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
     assert piece_size(network, torch.device("cuda")) == size
+
+
+def judged_by(job, *attacks):
+    """The same job with another plan of evaluation."""
+    plan = EvaluationConfig(attacks=attacks, eps=0.031, step_size=0.01)
+    recipe = replace(job.row.recipe, config=replace(job.config, evaluation=plan))
+    return replace(job, row=replace(job.row, recipe=recipe))
+
+
+def one_job(name, row, out):
+    table = find_table(name)
+    (job,) = jobs(table, choose_rows(table, [row]), [0], out, is_quick=True)
+    return job
+
+
+def test_a_small_network_that_autoattack_judges_has_a_process_of_its_own(tmp_path):
+    job = one_job("table1", "st-emr", tmp_path)
+    judged, plain = (Task(judged_by(job, "clean", *more)) for more in (("autoattack",), ()))
+    assert judged.job.is_small
+    assert lanes_for(judged, 3, gpu=False) == lanes_for(judged, None, gpu=True) == 1
+    assert (lanes_for(plain, 3, gpu=False), lanes_for(plain, None, gpu=True)) == (3, MOST)
+
+
+def test_large_networks_share_a_process_on_a_cpu_where_that_is_asked(tmp_path):
+    task = Task(judged_by(one_job("resnet18", "at", tmp_path), "clean"))
+    assert not task.job.is_small
+    assert lanes_for(task, 3, gpu=False) == 3
+    assert lanes_for(task, None, gpu=False) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_after_a_signal_no_task_begins_and_a_failure_is_what_the_exit_code_tells(fails):
+    heard, begun = [], []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+
+    def perform(task, console, stop):
+        begun.append(task)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while stop.asked is None:
+            threading.Event().wait(timeout=0.01)
+        if fails:
+            raise InputError("a setting is wrong")
+
+    try:
+        assert side_by_side(range(3), perform, CPU, 1) == (2 if fails else 0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert begun == [0]
+    assert heard == ([] if fails else [signal.SIGTERM])

@@ -195,3 +195,18 @@ def test_without_a_score_nothing_is_begun(tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert "a sweep needs a score, and the run with data.held_out=0 measures none; say --set data.held_out=" in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_point_under_way_is_taken(tmp_path):
+    sweep = sweep_over(["0.1", "0.2"], tmp_path)
+    taken = _join(sweep, sweep.points()).ask()
+    study = _join(sweep, sweep.points())  # another worker joins
+    assert [trial.state.name for trial in study.get_trials()] == ["RUNNING", "WAITING"]
+    study.tell(taken, 1.0)
+    assert len(_join(sweep, sweep.points()).get_trials()) == 2
+
+
+def test_a_fraction_in_a_grid_makes_no_folder_in_a_folder(tmp_path):
+    sweep = sweep_over(["0.1"], tmp_path)
+    folder = sweep.folder({"evaluation.eps": "8/255", "emr.weight": "0.1"})
+    assert folder == tmp_path / "points" / "evaluation.eps=8-255,emr.weight=0.1"

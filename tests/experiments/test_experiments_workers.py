@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -155,6 +156,15 @@ def test_who_does_not_listen_is_killed(crew, monkeypatch):
     assert "stopped; it can go on" in crew.said.getvalue()
 
 
+@pytest.fixture
+def interruptible():
+    """As in a terminal: a shell's background jobs, and the processes that they start, ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_stops_all(crew):
     with pytest.raises(KeyboardInterrupt):
         crew.work(st_emr="interrupt the parent", at_emr="wait")
@@ -313,6 +323,7 @@ def load_weights_of(folder: Path) -> dict[str, list[float]]:
     return {name: tensor.tolist() for name, tensor in load_file(folder / "run" / "last.safetensors").items()}
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_children_too(tmp_path):
     command = [
         sys.executable,
@@ -387,3 +398,66 @@ def test_mistakes(arguments, message, tmp_path, capsys):
 def test_a_judgment_that_the_table_has_anyway_is_refused(tmp_path, capsys):
     assert run(["reproduce", "resnet18", "--quick", "--out", str(tmp_path), "--judge-with", "autoattack"]) == 2
     assert "resnet18 reports it for every row" in capsys.readouterr().err
+
+
+def waiting_worker(task, monkeypatch, program, **options):
+    """A process that has said "ready"; what it says later is in the list."""
+    said, ready = [], threading.Event()
+
+    def say(line):
+        said.append(line.removeprefix(f"{task.label}: "))
+        if said[-1] == "ready":
+            ready.set()
+
+    monkeypatch.setattr(worker_module, "PROGRAM", ("-c", program))
+    worker = worker_module.Worker([task], "", say, **{"threads": 1} | options)
+    assert ready.wait(60)
+    return worker, said
+
+
+def outcome_of(worker):
+    worker._process.wait(60)
+    assert worker.ended
+    return worker.outcome()
+
+
+WAITING = "print('ready', flush=True); sys.stdin.read()"
+ENDS = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({})); " + WAITING
+
+
+@pytest.mark.parametrize(
+    ("program", "whys"),
+    [
+        (f"import sys; {WAITING}", []),  # it dies of the signal, as training does when its checkpoint is written
+        (ENDS.format("0"), []),
+        (ENDS.format("'the disk is full'"), ["the disk is full"]),
+    ],
+    ids=["dies of it", "ends", "crashes"],
+)
+def test_a_process_alone_that_crashes_as_it_is_asked_to_stop_has_failed(crew, monkeypatch, program, whys):
+    worker, _ = waiting_worker(crew.tasks[0], monkeypatch, program)
+    worker.ask_to_stop()
+    outcome = outcome_of(worker)
+    assert [failure.why for failure in outcome.failures] == whys
+    assert outcome.left_over == []
+
+
+@pytest.mark.parametrize(("users", "threads"), [("7", "7"), (None, "3")])
+def test_how_many_threads_a_process_has_is_the_users_to_say(crew, monkeypatch, users, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if users is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", users)
+    program = "import os; print(os.environ['OMP_NUM_THREADS'], flush=True); print('ready')"
+    worker, said = waiting_worker(crew.tasks[0], monkeypatch, program, threads=3)
+    outcome_of(worker)
+    assert said == [threads, "ready"]
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 8), (2, 4), (3, 2), (16, 1)])
+def test_the_processes_share_the_cores(crew, monkeypatch, workers, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(worker_module, "PROGRAM", ("-c", "import os; print('cores', os.environ['OMP_NUM_THREADS'])"))
+    crew.tasks = crew.tasks[:1]
+    crew.work(workers=workers)
+    assert f"{crew.tasks[0].label}: cores {threads}\n" in crew.said.getvalue()

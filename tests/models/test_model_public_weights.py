@@ -146,3 +146,20 @@ def test_recognizes_common_strangers_and_nothing_else() -> None:
     assert "deeper" in str(recognize(resnet | {"layer1.0.conv3.weight": (256, 64, 1, 1)}))
     assert recognize({"vit.weight": (3, 3)}) is None
     assert recognize({}) is None
+
+
+@pytest.mark.parametrize("part", ["weight", "bias", "running_mean", "running_var"])
+def test_of_a_batch_norm_the_counter_alone_may_be_missing(part: str) -> None:
+    weights: dict[str, object] = dict(small(0).state_dict())
+    del weights[f"bn1.{part}"]
+    assert f"missing: bn1.{part};" in failure(small(1), weights)
+
+
+@pytest.mark.parametrize("names", [("mu",), ("sigma",), ("mu", "sigma")])
+def test_a_model_with_such_parameters_of_its_own_gets_them(names: tuple[str, ...]) -> None:
+    target = nn.Linear(2, 3)
+    for name in names:
+        target.register_parameter(name, nn.Parameter(torch.zeros(2)))
+    weights = {key: torch.full_like(value, 3.0) for key, value in target.state_dict().items()}
+    load_public_state_dict(target, weights)
+    assert all((value == 3.0).all() for value in target.state_dict().values())

@@ -141,3 +141,13 @@ def test_odd_maps_fit_the_trades_variant_only() -> None:
 def test_options_are_checked(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         WideResNet(**options)  # type: ignore[arg-type]
+
+
+def test_sides_that_can_be_halved_only_once_do_not_fit_the_madry_variant() -> None:
+    for shape in ((3, 30, 30), (3, 32, 30), (3, 30, 32)):
+        with pytest.raises(InputError, match="sides divisible by 4"):
+            WideResNet(image_shape=shape, depth=10, widen=1, variant="madry")
+    assert WideResNet(image_shape=(3, 28, 32), depth=10, widen=1, variant="madry")(torch.rand(1, 3, 28, 32)).shape == (
+        1,
+        10,
+    )

@@ -16,6 +16,7 @@ from widemargin.data import DATASETS
 from widemargin.models import build_model
 from widemargin.recipes import all_recipes, find_recipe, tables
 from widemargin.recipes.published import published
+from widemargin.recipes.tables import all_tables
 
 RECIPES = all_recipes()
 TABLES = json.loads(files("widemargin.recipes").joinpath("published.json").read_text("utf-8"))
@@ -139,3 +140,18 @@ def test_a_row_of_a_paper_table_has_published_numbers(monkeypatch):
     monkeypatch.setattr(tables, "all_recipes", lambda: RECIPES | {bare.name: bare})
     with pytest.raises(LookupError, match="mnist-mlp/st-emr has no published numbers"):
         tables._own("mnist-mlp", ("st-wd0.1", "st-emr"))
+
+
+def test_a_row_has_the_numbers_that_its_recipe_has_in_the_same_table():
+    rows = [row for table in all_tables().values() for row in table.rows]
+    same = [row for row in rows if row.recipe.published and row.recipe.published.table == row.published.table]
+    assert {"table1", "table2", "table3", "table4", "approximation", "resnet18"} <= {
+        name for name, table in all_tables().items() if any(row in same for row in table.rows)
+    }
+    assert [row.recipe.name for row in same if row.published != row.recipe.published] == []
+
+
+@pytest.mark.parametrize("name", all_tables())
+def test_no_two_rows_of_a_table_have_the_same_numbers(name):
+    numbers = [json.dumps(row.published.results) for row in all_tables()[name].rows if row.published.results]
+    assert len(set(numbers)) == len(numbers)

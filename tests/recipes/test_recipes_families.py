@@ -7,6 +7,7 @@ import pytest
 
 from widemargin import PGD
 from widemargin.heads import Hypersphere, LargeMargin
+from widemargin.heads.annealing import GeometricAnnealing
 from widemargin.models import CIFAR10_NORMALIZATION, LBGATTeacherConfig
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Trades
 from widemargin.recipes import all_recipes
@@ -146,3 +147,10 @@ def test_defaults_are_the_published_ones():
     assert Lbgat(attack=GAUSSIAN).beta == 0.0
     assert (Hypersphere().scale, Hypersphere().margin) == (10.0, 0.2)
     assert LargeMargin().margin == 4
+
+
+def test_the_annealing_of_large_margin_softmax_is_the_ports():
+    names = [name for name in RECIPES if name.startswith(("mnist-mlp/st-lsoftmax", "mnist-mlp/at-lsoftmax"))]
+    port = GeometricAnnealing(start=100.0, factor=0.99, minimum=0.0)
+    assert len(names) == 7
+    assert all(RECIPES[name].config.head == LargeMargin(margin=4, annealing=port) for name in names)

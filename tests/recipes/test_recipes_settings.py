@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from widemargin import FGSM, PGD
-from widemargin.config import AveragingConfig
+from widemargin.config import AveragingConfig, WatchConfig
 from widemargin.config.unreached import unreached
 from widemargin.config_files import with_overrides
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
 from widemargin.recipes import all_recipes
 from widemargin.recipes.tables import find_table
-from widemargin.schedules import Constant, Steps
+from widemargin.schedules import Constant, OneCycle, Steps
 
 RECIPES = all_recipes()
 
@@ -196,3 +196,32 @@ def test_what_a_run_never_gets_to_is_told(recipe, changes, told):
     found = unreached(with_overrides(all_recipes()[recipe].config, changes))
     assert len(found) == len(told)
     assert all(text.startswith(start) for text, start in zip(found, told, strict=True))
+
+
+@pytest.mark.parametrize("name", [*of("cifar-resnet18"), *of("cifar-wrn")])
+def test_every_large_network_is_judged_alike(name):
+    plan = RECIPES[name].config.evaluation
+    assert plan.attacks == ("clean", "fgsm", "pgd10", "pgd100", "autoattack")
+    assert (plan.eps, plan.step_size) == (0.031, 0.00784)
+
+
+@pytest.mark.parametrize(
+    ("family", "attack", "samples"),
+    [
+        ("mnist-mlp", PGD(eps=0.1, step_size=0.01, steps=20), 10_000),
+        ("cifar-cnn", PGD(eps=0.031, step_size=0.0078, steps=10), 2000),
+    ],
+)
+def test_what_is_watched_of_the_small_networks(family, attack, samples):
+    for config in of(family).values():
+        assert config.watch == WatchConfig(every=5, attack=attack, margin_samples=samples)
+        assert set(config.watch.margins) == {"train", "test"}
+        assert config.watch.test
+
+
+@pytest.mark.parametrize("name", ["demo/plain", "demo/emr"])
+def test_how_the_demo_learns(name):
+    config = RECIPES[name].config
+    assert (config.epochs, config.batch_size) == (8, 100)
+    assert (config.optimizer.lr, config.optimizer.weight_decay) == (0.07, 1e-4)
+    assert config.optimizer.schedule == OneCycle(epochs=8, peak=2)

@@ -6,7 +6,7 @@ import pytest
 from job_folders import write_job
 
 from widemargin.cli.main import run
-from widemargin.reports.collection.circumstances import circumstances
+from widemargin.reports.collection.circumstances import circumstances, kinds
 from widemargin.reports.collection.collect import collect
 from widemargin.reports.collection.tree import read_tree
 
@@ -158,3 +158,50 @@ def test_the_most_jobs_that_shared_the_device_are_told(tmp_path):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"workers": workers}))
     collect([tmp_path / "runs"], tmp_path / "results")
     assert "up to 6 jobs sharing the device" in circumstances(list(read_tree(tmp_path / "results")))
+
+
+def changed(folder, **values):
+    path = folder / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_the_training_of_a_run_that_two_rows_share_is_counted_once(tmp_path):
+    trained = {"trained_as": "cifar-resnet18/at-emr", "training_seconds": 3600.0, "evaluation_seconds": 10.0}
+    for recipe, seed in (("at-emr", 0), ("at-emr-averaged", 0), ("at-emr", 1)):
+        changed(write_job(tmp_path / "runs", f"cifar-resnet18/{recipe}", seed, epochs=1), **trained)
+    collect([tmp_path / "runs"], tmp_path / "results")
+    said = circumstances(read_tree(tmp_path / "results"))
+    assert "Time of all jobs together: 2.0 h of training, 30 s of judging" in said
+
+
+def test_what_occurs_most_often_is_told_first():
+    assert kinds(["b", "b", "b"]) == "b"
+    assert kinds(["b", "c", "a", "c"]) == "c (2 jobs); a (1 job); b (1 job)"
+    assert kinds(["a", "a", "b; c", "b; c", "b; c"]) == "b, c (3 jobs); a (2 jobs)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(4.4, "4 s"), (119, "119 s"), (120, "2 min"), (7100, "118 min"), (7200, "2.0 h"), (36000, "10.0 h")],
+)
+def test_times_in_words(tmp_path, seconds, told):
+    changed(write_job(tmp_path / "runs", "mnist-mlp/st-emr", epochs=1), training_seconds=seconds)
+    collect([tmp_path / "runs"], tmp_path / "results")
+    assert f"together: {told} of training" in circumstances(read_tree(tmp_path / "results"))
+
+
+def test_margins_are_counted_in_the_bins_of_their_norm(tmp_path):
+    folder = write_job(tmp_path / "runs", "cifar-resnet18/at", epochs=1)
+    lines = [{"index": n, "label": 0, "prediction": 0, "margin": m} for n, m in enumerate((-0.0005, 0.0025, 0.0029))]
+    (folder / "evaluation" / "examples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    collect([tmp_path / "runs"], tmp_path / "results")
+    (job,) = read_tree(tmp_path / "results")
+    assert (job.margins.norm, job.margins.width) == ("linf", 0.001)
+    assert (job.margins.first, list(job.margins.counts)) == (-1, [1, 0, 0, 2])
+
+
+def test_seeds_are_in_the_order_of_numbers(tmp_path):
+    for seed in (10, 2, 1):
+        write_job(tmp_path / "runs", "mnist-mlp/st-emr", seed, epochs=1)
+    collect([tmp_path / "runs"], tmp_path / "results")
+    assert [job.seed for job in read_tree(tmp_path / "results")] == [1, 2, 10]

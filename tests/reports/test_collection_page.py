@@ -257,3 +257,25 @@ class TestMarginsAndDistances:
     def test_without_distances_there_is_no_such_table(self, tmp_path):
         write_job(tmp_path / "runs", "mnist-mlp/st-emr")
         assert self.small(tmp_path) == ""
+
+
+def test_the_overview_counts_what_is_far_from_the_paper(tmp_path):
+    published = all_recipes()["mnist-mlp/st-emr"].published.results
+    assert published["margin_train"][0] - published["margin_test"][0] > 1, "one of the two is far"
+    numbers = {"clean": published["clean"], "robust": published["pgd20"] - 1.0, "margin": published["margin_test"][0]}
+    write_job(tmp_path / "runs", "mnist-mlp/st-emr", epochs=1, **numbers)
+    collect([tmp_path / "runs"], tmp_path / "results")
+    generate(tmp_path / "results", some_tables())
+    page = (tmp_path / "results" / "README.md").read_text()
+    assert "| Table 1: MLP on MNIST | 1 of 4 | 1 | 4 | 1 |\n" in page
+
+
+def test_nothing_is_said_across_rows_of_two_networks(tmp_path):
+    recipes = [f"{net}/{row}" for net in ("mnist-mlp", "cifar-cnn") for row in ("st-emr", "at-emr")]
+    for margin, recipe in enumerate(recipes, start=1):
+        write_job(tmp_path / "runs", recipe, margin=float(margin), epochs=1, later=("distance",))
+    collect([tmp_path / "runs"], tmp_path / "results")
+    generate(tmp_path / "results", [table for table in paper_tables() if table.name == "approximation"])
+    page = (tmp_path / "results" / "README.md").read_text()
+    assert "### Margins and distances (first 1,000)\n" in page
+    assert "Across these" not in page

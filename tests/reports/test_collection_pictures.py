@@ -15,7 +15,7 @@ from widemargin.reports.collection.curve_picture import curve_figure
 from widemargin.reports.collection.distance_picture import distance_figure
 from widemargin.reports.collection.eps_picture import eps_figure, mean_curve
 from widemargin.reports.collection.generate import by_recipe, generate
-from widemargin.reports.collection.histogram_picture import BARS, histogram_figure
+from widemargin.reports.collection.histogram_picture import BARS, _mean, histogram_figure
 from widemargin.reports.collection.picture_plans import CURVES, GROUPS
 from widemargin.reports.collection.row_title import method_title
 from widemargin.reports.collection.seeds import over_seeds
@@ -405,3 +405,27 @@ def test_the_page_has_the_pictures_of_what_was_judged_over_eps(over_eps):
     assert page.count("\n### Accuracy against eps\n") == 1
     assert "\n#### Accuracy against eps, ResNet-18 on CIFAR-10\n" in page
     assert "(figures/eps-cifar-resnet18.png)" in page
+
+
+def test_the_mean_of_counts_takes_each_image_at_the_middle_of_its_bin():
+    assert _mean({-1: 1, 0: 1, 3: 2}) == 1.75
+
+
+def test_a_band_is_one_standard_deviation_on_either_side(jobs):
+    axes = curve_figure(PLANS["figure2-mnist-margins.png"], jobs).axes[1]
+    means, spreads = (
+        [dict(job.run.curve(f"test_margin_{name}"))[50] for job in jobs["mnist-mlp/st-emr"]] for name in ("mean", "std")
+    )
+    mean, spread = sum(means) / 2, sum(spreads) / 2
+    vertices = axes.collections[0].get_paths()[0].vertices
+    drawn = {round(float(y), 6) for x, y in vertices if x == 50}
+    assert drawn == {round(mean - spread, 6), round(mean + spread, 6)}
+
+
+def test_a_far_point_does_not_shrink_the_others_and_is_told(jobs):
+    (first, *_) = jobs["mnist-mlp/st-emr"]
+    pairs = [(1.0, 1.0)] * 999 + [(1.0, 50.0)]
+    far = {"mnist-mlp/st-emr": [replace(first, distance=replace(first.distance, pairs=pairs))]}
+    (axes,) = distance_figure("mnist-mlp", far).axes
+    assert axes.get_xlim() == axes.get_ylim() == (0, pytest.approx(1.05))
+    assert "1 beyond the axes" in axes.texts[0].get_text()

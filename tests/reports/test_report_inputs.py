@@ -11,6 +11,8 @@ from job_folders import write_job
 from report_folders import write_checkpoint, write_evaluation, write_gallery, write_result, write_run, write_sweep
 
 from widemargin import InputError
+from widemargin.reports.inputs.evaluation import Evaluation, Radius
+from widemargin.reports.inputs.examples import Examples
 from widemargin.reports.inputs.gallery_file import read_gallery
 from widemargin.reports.inputs.labels import owner, unique
 from widemargin.reports.inputs.search import search
@@ -369,3 +371,50 @@ def test_without_accuracies_of_the_parts_the_examples_tell_at_each_eps(tmp_path)
     small, large = breakdowns(search([tmp_path]).evaluations[0])
     assert dict(small.parts) == {"Wrong unattacked": 0, "fab-t": 2, "Still right": 98}
     assert dict(large.parts) == {"Wrong unattacked": 0, "apgd-ce": 4, "square": 1, "Still right": 95}
+
+
+def test_a_reproduced_row_keeps_its_margins_apart(tmp_path):
+    write_result(tmp_path / "seed-0")
+    (evaluation,) = search([tmp_path]).evaluations
+    assert {of: margins.mean for of, margins in evaluation.margins.items()} == {"correct": 2.25, "train": 4.4}
+    assert (evaluation.norm, evaluation.margin_norm) == ("linf", "l2")
+
+
+def test_a_target_that_fits_two_moved_runs_is_nobodys(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "a" / "moved" / "at", epochs=1)
+    write_evaluation(tmp_path / "e", target="moved/at", count=5)
+    found = search([tmp_path])
+    assert owner(found.evaluations[0], found.runs) is found.runs[0]
+    write_run(tmp_path / "b" / "moved" / "at", epochs=1)
+    found = search([tmp_path])
+    assert len(found.runs) == 2
+    assert owner(found.evaluations[0], found.runs) is None
+
+
+def test_margins_beside_distances_are_those_of_correctly_classified_images_that_have_both():
+    examples = Examples(
+        margins=[0.1, -0.2, None, 0.3, 0.4],
+        distances=[0.2, 0.05, 0.1, None, 0.5],
+        correct=[True, False, True, True, True],
+        broken_by=[None] * 5,
+        broken_at=[{}] * 5,
+    )
+    assert examples.margin_and_distance() == [(0.1, 0.2), (0.4, 0.5)]
+
+
+def test_true_is_no_number(tmp_path):
+    write_evaluation(tmp_path / "e", count=5)
+    edit(tmp_path / "e" / "report.json", accuracy={"clean": True})
+    assert "accuracy.clean must be a number, got True" in refused(tmp_path)
+
+
+def test_the_radius_of_a_result(tmp_path):
+    small, large = Radius("2/255", 2 / 255), Radius("8/255", 8 / 255)
+    both = Evaluation(folder=tmp_path, file=tmp_path / "report.json", eps=[small, large])
+    assert both.radius_of("pgd20@2/255") == ("pgd20", small)
+    assert both.radius_of("pgd20@8/255") == ("pgd20", large)
+    assert both.radius_of("pgd20@4/255") == ("pgd20", None)
+    assert both.radius_of("clean") == ("clean", None)
+    one = Evaluation(folder=tmp_path, file=tmp_path / "report.json", eps=[large])
+    assert one.radius_of("pgd20") == ("pgd20", large)

@@ -179,3 +179,9 @@ def test_every_alarm_has_a_meaning(tiny):
         meaning = meaning_of(alarm.name)
         assert meaning.message
         assert meaning.suggestion == alarm.suggestion != ""
+
+
+@pytest.mark.parametrize(("training", "expected"), [(RISING, [(7, RO)]), (RISING[::-1], []), ([50.0] * 8, [])])
+def test_robust_overfitting_is_a_fall_while_training_goes_on_learning(tiny, training, expected):
+    lines = lines_of(train_accuracy=training, validation_robust=[40, 50, 45, 44, 45, 43, 44, 42])
+    assert told(lines, tiny(AT, PGD, HELD)) == expected

@@ -10,6 +10,7 @@ from widemargin.checkpoints import load_checkpoint, restore_model
 from widemargin.data import ImageSet, load
 from widemargin.training import train
 from widemargin.training import watch as watch_module
+from widemargin.types import Nets
 
 AT = 'objective={kind="adversarial", attack={kind="pgd", eps=0.05, step_size=0.02, steps=3}}'
 
@@ -174,3 +175,18 @@ def test_the_attack_has_the_runs_seed_and_margins_the_epoch_that_was_trained(tin
     train(config, out=tmp_path)
     assert seeds == {5}
     assert sorted(set(epochs)) == [0, 1]
+
+
+def test_an_attack_in_training_mode_leaves_the_statistics_alone_while_margins_are_measured(tiny):
+    attack = '{kind="pgd", eps=0.05, step_size=0.02, steps=2, mode="train"}'
+    config = tiny('model={kind="resnet18", width=4}', f'objective={{kind="adversarial", attack={attack}}}')
+    data = load("mnist-embedded", "train", limit=8)
+    model = config.model.build(image_shape=data.image_shape, num_classes=10, seed=0).train()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    ((x, y),) = watch_module.training_points(Nets(model), data, config, epoch=1)
+    assert not x.equal(data.floats())
+    assert y.equal(data.labels)
+    assert all(buffer.equal(before[name]) for name, buffer in model.named_buffers())
+    generator = torch.Generator().manual_seed(0)
+    config.objective.perturb(Nets(model), data.floats(), data.labels, epoch=0, generator=generator)
+    assert not model.get_buffer("bn1.running_mean").equal(before["bn1.running_mean"])  # the attack by itself moves them
