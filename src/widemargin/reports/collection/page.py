@@ -31,7 +31,7 @@ from widemargin.reports.tables import plain
 HEAD = f"""# Results
 
 Our numbers beside the paper's. This page and its figures are made from the files in this folder alone by
-`widemargin results --into` it; do not edit it. How the numbers are made: [docs/results.md](../docs/results.md).
+`widemargin results --into` it; do not edit it. How the numbers are made: `docs/results.md`.
 
 In a cell: ours / the paper's (ours minus the paper's). Ours is the mean over the seeds, ± their standard deviation
 where there are two or more; "{NONE}" is what was not run. Accuracy in percent; margins in L2, pixels in [0, 1], means
@@ -39,10 +39,7 @@ over correctly classified images that have a boundary. {ABOVE} and {BELOW} mark 
 points of accuracy, or {FAR_MARGIN:g} of margin, above or below the paper.
 """
 
-LATER = (
-    "AutoAttack is not in the paper's table; it was run afterwards, on some rows "
-    "([docs/results.md](../docs/results.md))."
-)
+LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some rows (`docs/results.md`)."
 NUMBER = re.compile(r"([0-9]+(?:[.,][0-9]+)*%?)")
 
 
