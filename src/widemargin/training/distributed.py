@@ -48,7 +48,12 @@ def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
         torch.cuda.set_device(chosen)
         if not begun:
             _check_own_gpu(group, chosen)
-    yield group, chosen
+    try:
+        yield group, chosen
+    except InputError:
+        if not begun and dist.get_backend() == "gloo":  # whose threads may abort a process that ends with them
+            dist.destroy_process_group()
+        raise
     if not begun:  # after an error others may wait for us and never answer: this process ends, torchrun ends them
         dist.destroy_process_group()
 
