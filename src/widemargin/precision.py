@@ -4,19 +4,20 @@ The switches belong to the whole process. Threads that want the same setting run
 other one waits and gives up its own hold meanwhile; otherwise two threads that change over to each other's setting
 would wait for ever.
 
-Torch has two ways to ask, ``allow_tf32`` and ``fp32_precision``, and refuses to read the first where the second said
-something that it cannot express. The first is used where it can be read.
+Torch has two ways to ask, ``allow_tf32`` and ``fp32_precision``. The first is used unless the user has said something
+in the second: it cannot be read then, or what it sets is overruled. What an operator inherited there is its own after.
 """
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
-Switches = tuple[bool | str, bool | str]
-"""Whether convolutions, and whether matrix products, may use TF32: as ``allow_tf32`` or as ``fp32_precision``."""
+Switches = tuple[bool | str, ...]
+"""Whether convolutions, and whether matrix products, may use TF32, as ``allow_tf32``; or as ``fp32_precision``, which
+has a third for recurrent layers."""
 FULL: Switches = (False, False)
 TF32: Switches = (True, True)
 NEWER: dict[bool | str, str] = {False: "ieee", True: "tf32"}
@@ -97,21 +98,24 @@ def _resolved(wanted: Switches | None) -> Switches:
     """In the way that the user's own settings are read."""
     if wanted is None:
         return _users
-    convolutions, products = (NEWER.get(value, str(value)) for value in wanted)
-    return (convolutions, products) if isinstance(_users[0], str) else wanted
+    if not isinstance(_users[0], str) or isinstance(wanted[0], str):
+        return wanted
+    convolutions, products = (NEWER[value] for value in wanted)
+    return convolutions, products, convolutions
 
 
 def _read() -> Switches:
-    try:
-        return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    except RuntimeError:  # said in the newer way
-        backends: Any = torch.backends
-        return backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision
+    backends: Any = torch.backends
+    with suppress(RuntimeError):  # which the older way raises where it cannot say what is set
+        if backends.fp32_precision == backends.cudnn.fp32_precision == "none":  # else they overrule it
+            return backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32
+    return tuple(part.fp32_precision for part in (backends.cudnn.conv, backends.cuda.matmul, backends.cudnn.rnn))
 
 
 def _set(wanted: Switches) -> None:
     backends: Any = torch.backends
     if isinstance(wanted[0], str):
-        backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision = wanted
+        for part, value in zip((backends.cudnn.conv, backends.cuda.matmul, backends.cudnn.rnn), wanted, strict=True):
+            part.fp32_precision = value
     elif wanted != _read():
         backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = wanted

@@ -19,9 +19,8 @@ def refuse_coupling_scripts(model: nn.Module) -> None:
     """Refuse a scripted or traced part whose batch norm uses the batch itself."""
     for module in _outermost(model):
         for part in module.modules():
-            if part.original_name.endswith(("BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d")):
-                mean, variance = (getattr(part, name, None) for name in ("running_mean", "running_var"))
-                refuse_coupling_batch_norm(False, mean, variance)
+            if "BatchNorm" in part.original_name and hasattr(part, "running_mean"):
+                refuse_coupling_batch_norm(False, part.running_mean, part.running_var)
         graph = module.inlined_graph  # its nodes live as long as it does
         for node in graph.findAllNodes("aten::batch_norm"):
             inputs = list(node.inputs())

@@ -133,7 +133,7 @@ CASES: dict[str, tuple[Make, str, Make]] = {
         lambda: run_of(stopping=StoppingConfig(patience=2), data=DataConfig(name="mnist-embedded", held_out=10)),
     ),
     "an attack on nothing that is watched": (
-        lambda: run_of(watch=WatchConfig(attack=FGSM(eps=0.1), test=False)),
+        lambda: run_of(watch=WatchConfig(attack=FGSM(eps=0.1), test=False)).check_watched(),
         r"watch.attack has no effect: .*; set data.held_out or watch.test = true, or remove it \(--set watch.attack=",
         lambda: run_of(
             watch=WatchConfig(attack=FGSM(eps=0.1), test=False), data=DataConfig(name="mnist-embedded", held_out=10)

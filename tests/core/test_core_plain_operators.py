@@ -123,7 +123,45 @@ def test_the_last_thread_to_leave_puts_everything_back():
         thread.join(timeout=60)
     inside, after = seen
     assert inside[:4] == ("force_eager", False, False, True)
+    assert inside[4] is not before[4]
     assert after == before == settings()
+
+
+def test_checkpoints_of_another_thread_stay_checkpoints():
+    """One around another: what is run again in the backward pass must be what ran in the forward pass."""
+
+    def gradient(during: Callable[[Callable[[], None]], None]) -> Tensor:
+        inner, outer = (
+            seeded(seed, lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))) for seed in (0, 1)
+        )
+        x = images(4, 6)
+        y = checkpoint(lambda z: checkpoint(inner, outer(z), use_reentrant=False).sin(), x, use_reentrant=False)
+        during(lambda: y.square().sum().backward())
+        return inner[0].weight.grad
+
+    def while_another_is_inside(backward: Callable[[], None]) -> None:
+        entered, done = threading.Event(), threading.Event()
+
+        def measure() -> None:
+            with plain_operators():
+                entered.set()
+                done.wait(timeout=30)
+
+        thread = threading.Thread(target=measure)
+        thread.start()
+        entered.wait(timeout=30)
+        backward()
+        done.set()
+        thread.join(timeout=60)
+
+    assert torch.equal(gradient(while_another_is_inside), gradient(lambda backward: backward()))
+
+
+def test_a_torch_without_the_hook_of_checkpoints(monkeypatch):
+    monkeypatch.delattr(torch.utils.checkpoint, "_checkpoint_hook")
+    with plain_operators():
+        assert eval_frame._stance.stance == "force_eager"
+    assert not hasattr(torch.utils.checkpoint, "_checkpoint_hook")
 
 
 def test_what_fails_inside_leaves_nothing_behind():

@@ -158,6 +158,25 @@ def test_what_was_said_by_fp32_precision_is_followed_and_put_back(newer, said):
     assert newer() == said
 
 
+@pytest.mark.parametrize("parent", ["fp32_precision", "cudnn.fp32_precision"])
+def test_what_both_ways_said_is_full_float32_inside(newer, parent):
+    """A parent setting overrules what the older way sets."""
+    owner = torch.backends.cudnn if parent.startswith("cudnn") else torch.backends
+    before, products = owner.fp32_precision, torch.backends.cuda.matmul.allow_tf32
+    try:
+        owner.fp32_precision = "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = True
+        with full_float32():
+            assert newer() == ("ieee", "ieee")
+            assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
+            assert not convolutions_use_tf32()
+        assert convolutions_use_tf32()
+        assert products_use_tf32()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = products
+        owner.fp32_precision = before
+
+
 def test_margins_do_not_depend_on_how_tf32_was_asked_for(newer):
     model, x, y = nn.Linear(6, 3), torch.rand(4, 6), torch.tensor([0, 1, 2, 0])
     expected = effective_margin(model, x, y)

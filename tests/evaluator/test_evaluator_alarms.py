@@ -117,11 +117,31 @@ def test_the_alarms_are_in_the_report(tmp_path, very_short):
     assert widemargin.evaluate(model, pictures(5, 6), ["clean"], sanity=False).alarms == []
 
 
-@pytest.mark.parametrize(("batch_size", "sizes"), [(7, {1, 7}), (250, {1, 100, 120})])
-def test_no_more_images_are_looked_at_than_a_batch_holds(batch_size, sizes):
+@pytest.mark.parametrize(("batch_size", "sizes"), [(8, {1, 4, 8}), (250, {1, 100, 120})])
+def test_no_more_images_are_looked_at_at_a_time_than_a_batch_holds(batch_size, sizes):
     model = Counted(taught_conv(5))
     widemargin.evaluate(model, pictures(5, 120), ["clean"], margins=False, batch_size=batch_size)
     assert {len(images) for images in model.seen} == sizes
+
+
+class Odd(nn.Module):
+    """Gives no number for a picture that begins with a white pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = taught_conv(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x[:, 0, 0, :1] == 1, torch.nan, self.model(x))
+
+
+@pytest.mark.parametrize("batch_size", [4, 32, 250])
+def test_what_is_seen_does_not_depend_on_the_size_of_batches(batch_size):
+    x, y = pictures(5, 120)
+    x[:, 0, 0, 0] = 0
+    x[40:45, 0, 0, 0] = 1
+    report = widemargin.evaluate(Odd(), (x, y), ["clean"], margins=False, batch_size=batch_size)
+    assert {alarm.name: alarm.message[:2] for alarm in report.alarms} == {"not-finite": "5%"}
 
 
 # The numbers

@@ -362,3 +362,16 @@ def test_a_frozen_script_has_no_mode() -> None:
     model, x = seeded(0, lambda: net(nn.Linear(5, 6), nn.BatchNorm1d(6), shape=(5,))).eval(), images(3, 5)
     frozen = torch.jit.freeze(torch.jit.script(model))
     torch.testing.assert_close(ApproximateEMR().value(frozen, x), ApproximateEMR().value(model, x))
+
+
+def test_a_scripted_module_around_a_batch_norm_is_none_itself() -> None:
+    class MyBatchNorm1d(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x)
+
+    model, x = seeded(0, lambda: net(nn.Linear(5, 6), MyBatchNorm1d(), shape=(5,))).eval(), images(3, 5)
+    torch.testing.assert_close(ApproximateEMR().value(torch.jit.script(model), x), ApproximateEMR().value(model, x))

@@ -4,6 +4,7 @@ import pytest
 
 from widemargin import InputError
 from widemargin.config_files import to_toml
+from widemargin.evaluation import load_target
 from widemargin.training import run as run_module
 from widemargin.training import steps as steps_module
 from widemargin.training import train
@@ -97,3 +98,19 @@ def test_in_one_process_too_the_folder_is_one_run_s(tiny, tmp_path, monkeypatch)
 
     monkeypatch.setattr(steps_module, "train_step", again)
     assert train(tiny("epochs=1"), out=tmp_path).finished
+
+
+IDLE = ('watch={attack={kind="fgsm", eps=0.1}, test=false, margins=[]}',)
+
+
+def test_an_attack_that_nobody_would_see_is_refused_where_a_run_begins(tiny, tmp_path):
+    with pytest.raises(InputError, match=r"watch.attack has no effect: .* \(--set watch.attack=none\)"):
+        train(tiny(*IDLE), out=tmp_path / "run")
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_a_run_of_before_that_has_such_an_attack_goes_on(tiny, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(to_toml(tiny(*IDLE)))
+    assert train(tiny(*IDLE), out=tmp_path / "run").finished
+    assert load_target(tmp_path / "run").description.run_config() == tiny(*IDLE)

@@ -67,7 +67,6 @@ class RunConfig:
         self._check_teacher()
         self._check_head()
         self._check_burn_in()
-        self._check_watch()
         if self.stopping is not None and not self.data.held_out:
             raise InputError("stopping has no effect without a validation split; set data.held_out, or remove it")
         if self.stopping is not None and self.averaging is not None and self.averaging.beside:
@@ -107,7 +106,8 @@ class RunConfig:
                 "weights would have no effect; lower objective.burn_in, or raise epochs"
             )
 
-    def _check_watch(self) -> None:
+    def check_watched(self) -> None:
+        """Refuse an attack that nobody would see, in a run that begins; there are older ones that have it."""
         if self.watch.attack is not None and not self.data.held_out and not self.watch.test:
             raise InputError(
                 "watch.attack has no effect: there is no validation split, and the test images are not watched; "

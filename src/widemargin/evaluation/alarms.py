@@ -4,7 +4,7 @@ Some read the accuracies, some look at the model: its outputs, its gradients, an
 the world succeeds. The model checks are the official ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ FEWEST, FEWEST_BLACK_BOX = 5, 3
 HUGE = {"linf": 0.5, "l2": 50.0}
 HUGE_STEPS = 20
 ZERO_SHARE = 0.1
+
+
+Logits = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,23 +49,28 @@ class _Heard:
 
 
 def alarms_of_model(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) -> list[Alarm]:
-    """Look at the model itself, on one batch."""
-    gradient = _gradient(model, x, y)
+    """Look at the model itself, on these images; no more of them at a time than a batch of the evaluation has."""
+    size = settings.batch_size
+
+    def logits(images: Tensor) -> Tensor:
+        return torch.cat([model(part) for part in images.split(size)])
+
+    gradient = torch.cat([_gradient(model, *pair) for pair in zip(x.split(size), y.split(size), strict=True)])
     found = [
-        _randomized(model, x, y),
-        _probabilities(model, x),
-        _not_finite(model, x, gradient),
+        _randomized(logits, x, y),
+        _probabilities(logits, x),
+        _not_finite(logits, x, gradient),
         _zero_gradients(gradient),
         _huge(model, x, y, settings),
     ]
     return [alarm for alarm in found if alarm is not None]
 
 
-def _randomized(model: nn.Module, x: Tensor, y: Tensor) -> Alarm | None:
+def _randomized(logits: Logits, x: Tensor, y: Tensor) -> Alarm | None:
     from pyautoattack.checks import check_randomized
 
     heard: Any = _Heard()
-    check_randomized(model, x, y, bs=len(x), logger=heard)
+    check_randomized(logits, x, y, bs=len(x), logger=heard)
     if not heard.warned:
         return None
     return Alarm(
@@ -72,11 +80,11 @@ def _randomized(model: nn.Module, x: Tensor, y: Tensor) -> Alarm | None:
     )
 
 
-def _probabilities(model: nn.Module, x: Tensor) -> Alarm | None:
+def _probabilities(logits: Logits, x: Tensor) -> Alarm | None:
     from pyautoattack.checks import check_range_output
 
     heard: Any = _Heard()
-    check_range_output(model, x, logger=heard)
+    check_range_output(logits, x, logger=heard)
     if not heard.warned:
         return None
     return Alarm(
@@ -86,9 +94,9 @@ def _probabilities(model: nn.Module, x: Tensor) -> Alarm | None:
     )
 
 
-def _not_finite(model: nn.Module, x: Tensor, gradient: Tensor) -> Alarm | None:
+def _not_finite(logits: Logits, x: Tensor, gradient: Tensor) -> Alarm | None:
     with torch.no_grad():
-        outputs = _share_not_finite(model(x))
+        outputs = _share_not_finite(logits(x))
     gradients = _share_not_finite(gradient)
     if not outputs and not gradients:
         return None
@@ -127,12 +135,14 @@ def _zero_gradients(gradient: Tensor) -> Alarm | None:
 def _huge(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) -> Alarm | None:
     eps = HUGE[settings.norm]
     attack = PGD(eps=eps, step_size=eps / 4, steps=HUGE_STEPS, norm=settings.norm)
+    right: list[tuple[Tensor, Tensor]] = []
+    for images, labels in zip(x.split(settings.batch_size), y.split(settings.batch_size), strict=True):
+        attacked = attack(model, images, labels)
+        with torch.no_grad():
+            right.append((predicted(model(images), labels), predicted(model(attacked), labels)))
     with torch.no_grad():
         chance = 100.0 / model(x[:1]).shape[1]
-        clean = 100.0 * float(predicted(model(x), y).double().mean())
-    x_adv = attack(model, x, y)
-    with torch.no_grad():
-        left = 100.0 * float(predicted(model(x_adv), y).double().mean())
+    clean, left = (100.0 * float(torch.cat(members).double().mean()) for members in zip(*right, strict=True))
     if left <= min(chance, clean / 2):
         return None
     return Alarm(

@@ -240,8 +240,7 @@ def _look(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Sto
 def _sanity(model: Wrapped, shard: Shard, settings: EvaluationSettings, store: Store, device: torch.device) -> None:
     """Write down the alarms of the model itself, from its first images; looked at once."""
     if store.note(SANITY) is None:
-        count = min(SANITY_BATCH, settings.batch_size)
-        x, y = shard.images[:count].to(device), shard.labels[:count].to(device)
+        x, y = shard.images[:SANITY_BATCH].to(device), shard.labels[:SANITY_BATCH].to(device)
         with undisturbed(model):
             alarms = alarms_of_model(model, x, y, settings)
         store.write_note(SANITY, {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]})

@@ -19,7 +19,7 @@ from widemargin.linearize.layers import Slopes
 from widemargin.linearize.nests import mapped, tensors_in
 from widemargin.linearize.operators import Operator
 from widemargin.linearize.rules import Call, Layer, NotLinear, layer_of
-from widemargin.plain_operators import plain_operators
+from widemargin.plain_operators import eager_operators
 
 _REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__get__
 
@@ -60,7 +60,7 @@ def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor
     _check_hooks(model)
     recorder = _Recorder(model, x, trained)
     try:
-        with plain_operators(), torch.enable_grad(), recorder:
+        with eager_operators(), torch.enable_grad(), recorder:
             logits = recorder.now(model(recorder.images))
     except (RuntimeError, AssertionError) as error:  # such as a hook on an activation: here it has no graph
         raise NotLinear(f"the forward pass: {error}") from None

@@ -58,6 +58,7 @@ def _claim(out: Path, config: RunConfig) -> None:
     elif not all(map(is_partial, out.iterdir())):
         raise InputError(f"{out} is not empty and holds no {CONFIG}; choose an empty folder for --out")
     else:
+        config.check_watched()
         write_text_whole(path, to_toml(config))
 
 
