@@ -66,7 +66,7 @@ def _print_measured(console: Console, report: Report) -> None:
         )
 
 
-def weights_of(subject: Subject) -> str:
+def described_weights(subject: Subject) -> str:
     """Which weights were judged, and how they were chosen."""
     epoch = f" (epoch {subject.epoch})" if subject.epoch is not None else ""
     return f"{subject.weights}, {subject.selection}{epoch}"
@@ -74,7 +74,7 @@ def weights_of(subject: Subject) -> str:
 
 def _print_known(console: Console, report: Report) -> None:
     """Which weights, notes, alarms."""
-    console.print(Text(f"weights: {weights_of(report.subject)}"), soft_wrap=True)
+    console.print(Text(f"weights: {described_weights(report.subject)}"), soft_wrap=True)
     for note in report.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     for alarm in report.alarms:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from widemargin import randomness
 from widemargin.checks import choice
 from widemargin.cli.arguments import DataDir, Device, Json, Limit, TargetArgument
-from widemargin.cli.evaluation_table import weights_of
+from widemargin.cli.evaluation_table import described_weights
 from widemargin.cli.own_attack import Perturb, own_attack
 from widemargin.cli.split_option import check_split
 from widemargin.data import ImageSet, in_order, load
@@ -74,7 +74,7 @@ def margins(
     title = f"{loaded.description.config['name']}: {split} images, {at}"
     save_picture(margin_figure({"all images": measured.margins}, title=title, unit=norm), path)
     subject = subject_of(loaded)
-    known = {"weights": weights_of(subject), "notes": list(notes_on(subject))}
+    known = {"weights": described_weights(subject), "notes": list(notes_on(subject))}
     _print(measured, title, norm, path, known | ({} if attack is None else {"attack": attack.described}), as_json)
 
 

@@ -115,8 +115,6 @@ def _draw(axes: Axes, panel: Panel, curves: Sequence[Curve], most: int, width: f
 
 def _scale(axes: Axes, panel: Panel, curves: Sequence[Curve], beside: Sequence[Curve]) -> None:
     """As the panels beside it, unless it is a close-up; accuracies of networks that collapsed are below the axis."""
-    if not curves:
-        return
     axes.set_xlim(left=0)
     accuracy = panel.unit == ACCURACY
     best = best_clean(curve.found for curve in curves)

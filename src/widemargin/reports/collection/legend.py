@@ -1,4 +1,4 @@
-"""Legends under the axis, where they hide nothing; and words for a panel that has none."""
+"""Legends under the axis, where they hide nothing."""
 
 from matplotlib.axes import Axes
 from matplotlib.textpath import TextPath

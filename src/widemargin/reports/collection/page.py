@@ -1,12 +1,11 @@
 """``README.md`` of the tree: every table beside the paper's numbers. The same tree makes the same bytes."""
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from widemargin.reports.collection import layout
 from widemargin.reports.collection.autoattack_text import TITLE, autoattack_text
+from widemargin.reports.collection.by_seed import by_seed
 from widemargin.reports.collection.circumstances import circumstances, kinds
 from widemargin.reports.collection.distance_text import distance_text
 from widemargin.reports.collection.figures_text import Shown, figures_text
@@ -40,7 +39,6 @@ points of accuracy, or {FAR_MARGIN:g} of margin, above or below the paper.
 """
 
 LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some rows (`docs/results.md`)."
-NUMBER = re.compile(r"([0-9]+(?:[.,][0-9]+)*%?)")
 
 
 def page(tables: Sequence[PaperTable], jobs: Jobs, notes: Path, pictures: Sequence[Shown]) -> str:
@@ -117,34 +115,9 @@ def _remarks(table: PaperTable, row: PaperRow, jobs: Sequence[CollectedJob]) -> 
     """What a reader must know before comparing a row."""
     name = table.label(row)
     told = [f"{name}: {note}" for job in jobs for note in differences(job.run.config, row.reference)]
-    told += [f"{name}, {text}" for text in _by_seed(_left_out(jobs))]
-    told += [f"{name}, {text}" for text in _by_seed([(job.seed, alarm) for job in jobs for alarm in _alarms(job)])]
+    told += [f"{name}, {text}" for text in by_seed(_left_out(jobs))]
+    told += [f"{name}, {text}" for text in by_seed([(job.seed, alarm) for job in jobs for alarm in _alarms(job)])]
     return list(dict.fromkeys(told))
-
-
-def _by_seed(said: Sequence[tuple[int, str]]) -> list[str]:
-    """One line for the seeds of which the same is said, but for its numbers."""
-    alike: dict[tuple[int, tuple[str, ...]], list[tuple[int, list[str]]]] = {}
-    times: Counter[tuple[int, tuple[str, ...]]] = Counter()
-    for seed, text in said:
-        parts = NUMBER.split(text)  # words, a number, words, ...
-        words = tuple(parts[::2])
-        alike.setdefault((times[seed, words], words), []).append((seed, parts))
-        times[seed, words] += 1
-    return [_in_one_line(members) for members in alike.values()]
-
-
-def _in_one_line(members: Sequence[tuple[int, list[str]]]) -> str:
-    """What the seeds have in common once, from the first number that differs to the last for each of them."""
-    who = f"seed{'s' * (len(members) > 1)} {', '.join(str(seed) for seed, _ in members)}"
-    texts = [parts for _, parts in members]
-    first = texts[0]
-    differs = [place for place, part in enumerate(first) if any(parts[place] != part for parts in texts)]
-    if not differs:
-        return f"{who}: {''.join(first)}"
-    begin, end = differs[0], differs[-1] + 1
-    each = ("; " if len(differs) > 1 else ", ").join("".join(parts[begin:end]) for parts in texts)
-    return f"{who}: {''.join(first[:begin])}{each}{''.join(first[end:])}"
 
 
 def _left_out(jobs: Sequence[CollectedJob]) -> list[tuple[int, str]]:

@@ -7,7 +7,5 @@ tone of their own run's color.
 LIME, TEAL, RED, GRAY, PURPLE, INK = "#b8d957", "#35b5a6", "#d1495b", "#6b6e73", "#5f4b8b", "#2a1740"
 YELLOW, BROWN, BLUE = "#edae49", "#9c5a1a", "#1768ac"
 LIGHT_RED, LIGHT_BLUE = "#eba6b0", "#7fb8e6"
-FAINT = "#8a8d91"
-"""For words that stand where a curve would."""
 
 DECAY_COLORS = {"0": LIME, "0.0001": TEAL, "0.0005": RED, "0.001": GRAY, "0.01": PURPLE, "0.1": INK}
