@@ -74,7 +74,8 @@ def _field_value(field: "dataclasses.Field[Any]", hint: Any, item: Any, kinds: K
     registry = field.metadata.get(REGISTRY)
     if registry is None:
         return _value(hint, item, kinds, path)
-    return from_table(_chosen(list(registry.values()), item, registry, path), item, kinds, path=path)
+    own = "; one of your own needs --import MODULE"
+    return from_table(_chosen(list(registry.values()), item, registry, path, own), item, kinds, path=path)
 
 
 def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
@@ -92,7 +93,8 @@ def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
     raise InputError(f"{path} must be {' or '.join(_describe(o) for o in options)}, got {item!r}{remedy}")
 
 
-def _chosen(classes: list[Any], item: Any, kinds: Kinds, path: str) -> Any:
+def _chosen(classes: list[Any], item: Any, kinds: Kinds, path: str, own: str = "") -> Any:
+    """The class that the table's kind names; ``own`` is how to add one, where the field takes those of a registry."""
     tags = {kind: cls for kind, cls in kinds.items() if cls in classes}
     if not tags:
         return classes[0]
@@ -101,7 +103,7 @@ def _chosen(classes: list[Any], item: Any, kinds: Kinds, path: str) -> Any:
         raise InputError(f"{path} must be a table, got {item!r}; set its parts, first of all the kind: {known}")
     kind = item.get("kind")
     if not isinstance(kind, str) or kind not in tags:
-        told = "it is missing" if kind is None else f"got {kind!r}; one of your own needs --import MODULE"
+        told = "it is missing" if kind is None else f"got {kind!r}{own}"
         raise InputError(f"{known}; {told}")
     return tags[kind]
 
