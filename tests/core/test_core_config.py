@@ -246,7 +246,10 @@ def test_a_whole_part_can_be_added() -> None:
         ("optimizer.schedule.kind=mine", r"optimizer.schedule.kind must be one of .*steps; got 'mine'$"),
         ("emr.schedule.kind=mine", r"emr.schedule.kind must be one of .*steps; got 'mine'$"),
         ("head={kind='large-margin', annealing={kind='mine'}}", r"annealing.kind must be one of .*; got 'mine'$"),
-        ("objective.kind=mine", r"objective.kind must be one of .*; got 'mine'; one of your own needs --import MODULE$"),
+        (
+            "objective.kind=mine",
+            r"objective.kind must be one of .*; got 'mine'; one of your own needs --import MODULE$",
+        ),
         ("head.kind=mine", r"head.kind must be one of .*; got 'mine'; one of your own needs --import MODULE$"),
         ("objective.attack=pgd", r"attack must be a table, got 'pgd'; .*attack.kind must be one of fgsm, pgd"),
         ("model.kind=vgg", r"model.kind must be one of .*mlp.*; got 'vgg'; one of your own needs --import MODULE$"),

@@ -7,7 +7,7 @@ import pytest
 
 from widemargin import PGD
 from widemargin.heads import Hypersphere, LargeMargin
-from widemargin.heads.annealing import GeometricAnnealing
+from widemargin.heads.annealing import GeometricAnnealing, PowerAnnealing
 from widemargin.models import CIFAR10_NORMALIZATION, LBGATTeacherConfig
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Trades
 from widemargin.recipes import all_recipes
@@ -134,11 +134,27 @@ def test_lbgat(more):
         assert config.emr.schedule == drops(first, second)
 
 
-@pytest.mark.parametrize(("family", "margin"), [("mnist-mlp", 4), ("cifar-cnn", 1)])
-def test_large_margin_softmax(family, margin):
-    rows = [recipe.config for name, recipe in RECIPES.items() if name.startswith(f"{family}/") and "lsoftmax" in name]
-    assert len(rows) >= 6
-    assert {config.head.margin for config in rows} == {margin}
+PORT, ORIGINAL = GeometricAnnealing(start=100.0, factor=0.99, minimum=0.0), PowerAnnealing(base=1000.0, minimum=0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "published", "margin", "annealing"),
+    [
+        ("mnist-mlp/st-lsoftmax-wd", 4, True, 4, PORT),
+        ("mnist-mlp/at-lsoftmax-wd", 3, True, 1, None),
+        ("mnist-mlp/at-lsoftmax-m4-wd", 3, False, 4, ORIGINAL),
+        ("cifar-cnn/st-lsoftmax-wd", 3, True, 1, None),
+        ("cifar-cnn/at-lsoftmax-wd", 3, True, 1, None),
+    ],
+)
+def test_large_margin_softmax(rows, count, published, margin, annealing):
+    """With m = 1 there is nothing to anneal."""
+    found = [recipe for name, recipe in RECIPES.items() if name.startswith(rows)]
+    assert len(found) == count
+    for recipe in found:
+        head = recipe.config.head
+        assert (head.margin, recipe.published is not None) == (margin, published)
+        assert annealing in (None, head.annealing)
 
 
 def test_defaults_are_the_published_ones():
@@ -147,10 +163,3 @@ def test_defaults_are_the_published_ones():
     assert Lbgat(attack=GAUSSIAN).beta == 0.0
     assert (Hypersphere().scale, Hypersphere().margin) == (10.0, 0.2)
     assert LargeMargin().margin == 4
-
-
-def test_the_annealing_of_large_margin_softmax_is_the_ports():
-    names = [name for name in RECIPES if name.startswith(("mnist-mlp/st-lsoftmax", "mnist-mlp/at-lsoftmax"))]
-    port = GeometricAnnealing(start=100.0, factor=0.99, minimum=0.0)
-    assert len(names) == 7
-    assert all(RECIPES[name].config.head == LargeMargin(margin=4, annealing=port) for name in names)

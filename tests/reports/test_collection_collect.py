@@ -122,6 +122,22 @@ class TestRefusals:
         said = self.refused(capsys, tmp_path / "a", tmp_path / "b", "--into", tmp_path / "results")
         assert "are both mnist-mlp/st-emr, seed 0; give one of them" in said
 
+    @pytest.mark.parametrize("collected", [False, True])
+    def test_seeds_of_two_recipes_under_one_name(self, tmp_path, capsys, collected):
+        into = tmp_path / "results"
+        config = write_job(tmp_path / "old", "mnist-mlp/at-lsoftmax-wd0.01") / "run" / "config.toml"
+        config.write_text(config.read_text().replace("margin = 1\n", "margin = 4\n"))
+        new = write_job(tmp_path / "new", "mnist-mlp/at-lsoftmax-wd0.01", 1)
+        if collected:
+            collect([tmp_path / "old"], into)
+        given = [new] if collected else [tmp_path / "old", new]
+        said = self.refused(capsys, *given, "--into", into)
+        assert "not of one recipe (head.margin=4 in the latter)" in said or "(head.margin=1 in the latter)" in said
+        assert len(list(into.rglob("config.toml"))) == collected
+        write_job(tmp_path / "again", "mnist-mlp/at-lsoftmax-wd0.01", 0)
+        collect([tmp_path / "again", new], into)  # what was there of the other recipe is replaced
+        assert len(list(into.rglob("config.toml"))) == 2
+
     def test_the_tree_itself(self, tmp_path, capsys):
         write_job(tmp_path / "a", "mnist-mlp/st-emr")
         into = tmp_path / "results"

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from widemargin.config import RunConfig
+from widemargin.config_files import differences, read_toml
 from widemargin.errors import InputError
 from widemargin.experiments.quick import quick
 from widemargin.models import CNNConfig, MLPConfig
 from widemargin.recipes import Recipe, find_recipe
 from widemargin.recipes.tables import Row, Table
+from widemargin.training.claim import CONFIG
 
 SMALL = (MLPConfig, CNNConfig)
 RUN, RESULT, REPORT = "run", "result.json", "report.json"
@@ -70,9 +72,22 @@ class Job:
             raise InputError(
                 f"{path} is of a run {_kind(result['quick'])}, this one is {_kind(self.quick)}; choose another --out"
             )
+        self._check_recipe()
         later = self.judged_with("autoattack") or {"accuracy": {}}
         added = {name: value for name, value in later["accuracy"].items() if name == "autoattack"}
         return result | {"accuracy": result["accuracy"] | added}
+
+    def _check_recipe(self) -> None:
+        """Refuse a run of what the recipe was in another version; what was only watched may differ."""
+        path = self.folder / RUN / CONFIG
+        if self.quick or not path.is_file():
+            return
+        changed = [change for change in differences(self.config, read_toml(path)) if not change.startswith("watch.")]
+        if changed:
+            raise InputError(
+                f"{self.folder} holds a run of {self.row.recipe.name} as another version defines it "
+                f"({'; '.join(changed[:3])}); choose another --out, or move that folder away"
+            )
 
     def judged_with(self, judgment: str) -> dict[str, Any] | None:
         """The report of a later judgment, if it is done."""

@@ -7,6 +7,7 @@
 
 import json
 import shutil
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from widemargin.errors import InputError
 from widemargin.files import make_folder, write_text_whole
 from widemargin.margins.histogram import WIDTHS, count_margins
+from widemargin.reports.changes import changes
 from widemargin.reports.collection import layout
 from widemargin.reports.collection.found_jobs import FoundJob, find_jobs
 from widemargin.reports.collection.rounding import rounded
@@ -32,9 +34,26 @@ def collect(folders: Sequence[Path], into: Path) -> tuple[list[str], list[Path]]
     """Keep every finished job of the folders; returns their names, and the folders of unfinished jobs."""
     found = find_jobs(folders, into)
     kept = [(job, _files(job)) for job in found.finished]  # all are read before anything is written
+    _refuse_mixtures(kept, into)
     for job, texts in kept:
         _write(layout.job_folder(into, job.recipe, job.seed), texts)
     return [f"{job.recipe}, seed {job.seed}" for job in found.finished], found.unfinished
+
+
+def _refuse_mixtures(kept: Sequence[tuple[FoundJob, Mapping[str, str]]], into: Path) -> None:
+    """The seeds of a row are averaged, so they must be runs of one recipe; what was only watched may differ."""
+    given = {layout.job_folder(into, job.recipe, job.seed): (job.folder, texts[layout.CONFIG]) for job, texts in kept}
+    there = (place for row in {place.parent for place in given} for place in row.glob("seed-*") if place not in given)
+    first: dict[Path, tuple[Path, dict[str, Any]]] = {}
+    for place in [*given, *sorted(there)]:
+        folder, text = given.get(place) or (place, read_text(place / layout.CONFIG))
+        settings = {key: value for key, value in tomllib.loads(text).items() if key not in ("seed", "watch")}
+        other, theirs = first.setdefault(place.parent, (folder, settings))
+        if settings != theirs:
+            raise InputError(
+                f"{other} and {folder} are seeds of one row, but not of one recipe "
+                f"({', '.join(changes(settings, theirs)[:3])} in the latter); keep one kind, move the other away"
+            )
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> None:

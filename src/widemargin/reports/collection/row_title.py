@@ -7,7 +7,7 @@ from widemargin.reports.inputs.run_folder import CONFIG
 KINDS = ("st", "at", "trades", "mart", "lbgat")
 """The order of their rows in a picture."""
 _ADDED = {"lsoftmax": "L-Softmax", "approximate": "approximate"}
-_SAID = {"averaged": "averaged weights", "clean": "at clean images"}
+_SAID = {"averaged": "averaged weights", "clean": "at clean images", "m4": "m = 4"}
 
 
 def kind_of(recipe: str) -> str:
