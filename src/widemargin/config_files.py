@@ -11,6 +11,7 @@ import tomli_w
 from widemargin.config import RunConfig, kinds
 from widemargin.config.penalties import FORM_OF
 from widemargin.errors import InputError
+from widemargin.files import check_file
 from widemargin.plain import Table, from_table, to_table
 
 _LONGEST = 2**16  # bytes; ours have a few thousand
@@ -47,6 +48,7 @@ def to_toml(config: RunConfig) -> str:
 
 def read_toml(path: Path) -> RunConfig:
     """Read a configuration file."""
+    check_file(path)
     try:
         with path.open("rb") as stream:
             content = stream.read(_LONGEST + 1)

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,20 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), f"free space or {ANOTHER}"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), f"get the right to write there or {ANOTHER}"),
 }
+
+
+_UNENDING = {stat.S_ISFIFO: "a pipe", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device", stat.S_ISSOCK: "a socket"}
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is there and is neither file nor folder, before it is opened: reading it might never end."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # whoever opens it says why it cannot be
+        return
+    kind = next((name for is_kind, name in _UNENDING.items() if is_kind(mode)), None)
+    if kind is not None:
+        raise InputError(f"{path} is {kind}, not a file; replace it by a file or remove it")
 
 
 def write_whole(

@@ -24,6 +24,7 @@ KEYS = [
     "selection",
     "epoch",
     "head_scale",
+    "normalize",
     "config",
     "checkpoint",
     "data",
@@ -269,6 +270,15 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch, name, local, expected):
     assert verb._device(name) == torch.device(expected)
 
 
+@pytest.mark.parametrize(("given", "told"), [((), True), (("--normalize", "none"), False), (("--json",), False)])
+def test_what_the_file_does_not_say_is_told_before_the_work(folder, capsys, given, told):
+    command = ["evaluate", folder / "net.pt", "--dataset", folder / "digits.npz", "--limit", "2", *given]
+    assert run([str(word) for word in command]) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith("note: Nothing in the file of the weights says how images are normalized") == told
+    assert ("how images are normalized" in said.out) == (given != ("--normalize", "none"))
+
+
 MISTAKES = {
     "no data set": (("net.pt",), "does not say which images it wants; give --dataset"),
     "no eps": (("net.pt", "--dataset", "digits.npz", "--attacks", "pgd3"), "--eps is missing for pgd3"),
@@ -302,6 +312,14 @@ MISTAKES = {
     "the scale of a head that has none": (
         ("net.pt", "--dataset", "digits.npz", "--head-scale", "10"),
         "--head-scale has no effect: these weights have a last layer with a bias, so their head is linear; leave it",
+    ),
+    "the normalization of a function": (
+        ("own_nets:factory", "--dataset", "digits.npz", "--normalize", "mnist"),
+        "--normalize is for public weights; own_nets:factory normalizes by itself; leave it out",
+    ),
+    "a normalization of three channels": (
+        ("net.pt", "--dataset", "digits.npz", "--normalize", "cifar10"),
+        "--normalize must be none, cifar10, mnist, or MEAN,STD (2 numbers, or 2 for images of 1 channels: the means",
     ),
     "the scale of a function's head": (
         ("own_nets:factory", "--dataset", "digits.npz", "--head-scale", "10"),

@@ -2,10 +2,11 @@
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from small_networks import Counted, Rough, pictures, taught_conv
 import widemargin
 from widemargin import InputError
 from widemargin.evaluation import evaluator
+from widemargin.evaluation.notes import UNKNOWN
 from widemargin.evaluation.store import Store
 from widemargin.files import held
 
@@ -289,13 +291,20 @@ def test_data_of_another_name_are_refused(half):
         evaluate(counted(), half, subject=widemargin.evaluation.Subject(data="others"))
 
 
-def test_another_scale_of_the_head_is_refused(tmp_path):
-    def scaled(scale):
-        return widemargin.evaluation.Subject(head_scale=scale)
-
-    evaluate(counted(), tmp_path, subject=scaled(10.0), limit=2)
-    with pytest.raises(InputError, match=r"holds another evaluation \(head_scale: 15.0 here, 10.0 there\)"):
-        evaluate(counted(), tmp_path, subject=scaled(15.0), limit=2)
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ({"head_scale": 10.0}, {"head_scale": 15.0}, "head_scale: 15.0 here, 10.0 there"),
+        ({"normalize": "cifar10"}, {"normalize": "0.5,0.25"}, "normalize: '0.5,0.25' here, 'cifar10' there"),
+        ({}, {"normalize": "cifar10"}, "normalize: 'cifar10' here, None there"),
+        ({}, {"normalize": "none"}, ""),
+        ({"normalize": UNKNOWN}, {"normalize": "none"}, ""),
+    ],
+)
+def test_what_no_tensor_of_public_weights_holds(tmp_path, before, now, told):
+    evaluate(counted(), tmp_path, subject=widemargin.evaluation.Subject(**before), limit=2)
+    with pytest.raises(InputError, match=re.escape(f"holds another evaluation ({told})")) if told else nullcontext():
+        evaluate(counted(), tmp_path, subject=widemargin.evaluation.Subject(**now), limit=2)
 
 
 @pytest.mark.parametrize("change", ["images", "labels", "fewer"])

@@ -12,9 +12,10 @@ from torch import nn
 
 from widemargin import InputError
 from widemargin.config_files import from_dict
+from widemargin.evaluation.notes import notes_on
 from widemargin.evaluation.subject import load_judgeable
 from widemargin.heads import Hypersphere, LinearHead
-from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
+from widemargin.models import CNNConfig, MLPConfig, PreActResNet18Config, ResNet18Config, WideResNetConfig
 from widemargin.models.normalize import Normalization
 from widemargin.reports.inputs.checkpoint_file import read_checksum
 from widemargin.training import train
@@ -24,6 +25,8 @@ NETWORKS = {
     "a small WideResNet as TRADES has it": (WideResNetConfig(depth=10, widen=1, variant="trades"), COLOR, 10),
     "a small WideResNet as Madry has it": (WideResNetConfig(depth=16, widen=2, variant="madry"), COLOR, 7),
     "a narrow ResNet-18": (ResNet18Config(width=8), COLOR, 10),
+    "a narrow PreAct ResNet-18": (PreActResNet18Config(width=8), COLOR, 10),
+    "a narrow PreAct ResNet-18 without its last batch norm": (PreActResNet18Config(width=8, last_norm=False), COLOR, 7),
     "the small CNN": (CNNConfig(), COLOR, 10),
     "an MLP": (MLPConfig(hidden=(12, 9)), GRAY, 5),
 }
@@ -63,6 +66,18 @@ WRAPPINGS = {
     "under another name": lambda weights: {"model_state_dict": weights, "optimizer": {"lr": 0.1}},
     "compiled": lambda weights: prefixed(weights, "_orig_mod."),
     "with an unused group": with_unused_group,
+    "beside an optimizer's state": lambda weights: {
+        "model": weights,
+        "optimizer": {"state": {0: {"momentum_buffer": torch.zeros(3)}}, "param_groups": [{"lr": 0.1}]},
+    },
+    "under a name nobody knows": lambda weights: {"student": weights, "epoch": 3, "scheduler": {"last": 2}},
+    "in a Sequential": lambda weights: prefixed(weights, "1."),
+    "in a Sequential, from several GPUs": lambda weights: {"model": prefixed(weights, "module.1.")},
+    "several GPUs in a Sequential": lambda weights: prefixed(weights, "1.module."),
+    "in two wrappers": lambda weights: prefixed(weights, "module.wrapped.model."),
+    "twice, for an attacker too": lambda weights: (
+        prefixed(weights, "module.model.") | prefixed(weights, "module.attacker.model.")
+    ),
     "older than the counters": lambda weights: {k: v for k, v in weights.items() if "num_batches" not in k},
 }
 
@@ -93,15 +108,82 @@ def test_public_weights_in_every_wrapping(tmp_path, wrapping, suffix):
     assert found.model(some_images(COLOR)).equal(model(some_images(COLOR)))
 
 
-def test_normalization_kept_in_the_file(tmp_path):
+@pytest.mark.parametrize(
+    ("stored", "prefix"),
+    [
+        (("mu", "sigma"), ""),
+        (("0.mean", "0.std"), "1."),
+        (("normalize.mean", "normalize.std"), "model."),
+        (("0.means", "0.sds"), "1.module."),
+        (("normalizer.new_mean", "normalizer.new_std"), "model."),
+    ],
+)
+@pytest.mark.parametrize("shape", [(1, 3, 1, 1), (3, 1, 1), (3,)])
+def test_normalization_kept_in_the_file(tmp_path, stored, prefix, shape):
     values = Normalization(mean=(0.49, 0.48, 0.45), std=(0.2, 0.21, 0.22))
     model = build(ResNet18Config(width=8, normalize=values), COLOR, 10)
     plain = build(ResNet18Config(width=8), COLOR, 10)
-    stored = {"mu": torch.tensor(values.mean).view(1, 3, 1, 1), "sigma": torch.tensor(values.std).view(1, 3, 1, 1)}
-    torch.save({"state_dict": prefixed(plain.state_dict() | stored, "module.")}, tmp_path / "weights.pt")
-    found = load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR).model
+    numbers = (torch.tensor(part).view(shape) for part in (values.mean, values.std))
+    weights = prefixed(plain.state_dict(), prefix) | dict(zip(stored, numbers, strict=True))
+    torch.save({"state_dict": prefixed(weights, "module.")}, tmp_path / "weights.pt")
+    judged = load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR)
+    assert judged.subject.normalize is None
+    with pytest.raises(InputError, match=r"--normalize has no effect: .*weights.pt holds a normalization of its own"):
+        load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize="none")
+    found = judged.model
     torch.testing.assert_close(found(some_images(COLOR)), model(some_images(COLOR)), rtol=1e-4, atol=1e-5)
     assert not found(some_images(COLOR)).allclose(plain(some_images(COLOR)), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "mean", "std"),
+    [
+        ("cifar10", (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),
+        ("0.5,0.25", (0.5,) * 3, (0.25,) * 3),
+        ("0.1, 0.2, 0.3, 0.4, 0.5, 0.6", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)),
+    ],
+)
+def test_normalization_given_beside_the_file(tmp_path, text, mean, std):
+    plain = build(PreActResNet18Config(width=4), COLOR, 10)
+    torch.save(plain.state_dict(), tmp_path / "weights.pt")
+    found = load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize=text)
+    images = some_images(COLOR)
+    by_hand = (images - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    torch.testing.assert_close(found.model(images), plain(by_hand))
+    assert (found.subject.normalize, notes_on(found.subject)) == (text, ())
+
+
+def test_a_file_that_says_nothing_of_normalization_is_told_and_none_is_an_answer(tmp_path):
+    plain = build(MLPConfig(hidden=(12,)), GRAY, 5)
+    torch.save(plain.state_dict(), tmp_path / "weights.pt")
+    asked = load_judgeable(str(tmp_path / "weights.pt"), image_shape=GRAY)
+    (note,) = notes_on(asked.subject)
+    assert "Nothing in the file of the weights says how images are normalized" in note
+    answered = load_judgeable(str(tmp_path / "weights.pt"), image_shape=GRAY, normalize="none")
+    assert notes_on(answered.subject) == ()
+    for found in (asked, answered):
+        assert found.model(some_images(GRAY)).equal(plain(some_images(GRAY)))
+
+
+@pytest.mark.parametrize("text", ["cifar", "", "0.5", "0.5,0.5,0.5", "mnist", "0.5;0.2", "1,2,3,4,5,6,7"])
+def test_a_normalization_that_is_none(tmp_path, text):
+    torch.save(build(ResNet18Config(width=4), COLOR, 10).state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(InputError, match=r"--normalize must be none, cifar10, mnist, or MEAN,STD \(2 numbers, or 6"):
+        load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize=text)
+
+
+@pytest.mark.parametrize("text", ["0.5,0", "nan,1", "0.5,-1"])
+def test_a_normalization_by_which_nothing_can_be_divided(tmp_path, text):
+    torch.save(build(ResNet18Config(width=4), COLOR, 10).state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(InputError, match=r"Normalization.(std|mean) must be"):
+        load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize=text)
+
+
+def test_of_two_sets_of_weights_none_is_chosen(tmp_path):
+    one, other = (build(MLPConfig(hidden=(n,)), GRAY, 5).state_dict() for n in (12, 13))
+    torch.save({"student": one, "teacher": other}, tmp_path / "weights.pt")
+    with pytest.raises(InputError, match=r"the file holds several sets of weights \(student, teacher\); save the one"):
+        load_judgeable(str(tmp_path / "weights.pt"), image_shape=GRAY)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -186,6 +268,8 @@ def test_a_run_of_ours_knows_its_head(run_folder):
     for target in (run_folder, run_folder / "last.safetensors"):
         with pytest.raises(InputError, match=r"--head-scale is for public weights; .*\.safetensors says which head it"):
             load_judgeable(str(target), image_shape=None, head_scale=10.0)
+        with pytest.raises(InputError, match=r"--normalize is for public weights; .*\.safetensors says which normaliz"):
+            load_judgeable(str(target), image_shape=None, normalize="cifar10")
 
 
 # A function of one's own
@@ -343,7 +427,7 @@ def test_broken_files(tmp_path):
         ({"encoder.weight": (3, 3)}, "these weights are of no architecture known here; give your own model as package"),
         (
             {"conv1.weight": (64, 3, 3, 3), "layer4.0.conv1.weight": (512, 256, 3, 3), "linear.weight": (10, 512)},
-            "these weights are of a PreAct ResNet-18 .*; give your own model as package.module:factory",
+            "these weights are of PreActResNet18.*; give your own model as package.module:factory",
         ),
         (
             {"bn1.weight": (64,), "layer4.0.conv1.weight": (512, 256, 3, 3), "fc.weight": (10, 512)},

@@ -206,7 +206,7 @@ def test_a_pipe_among_the_images(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         os.mkfifo(tmp_path / name / "1.png")
-    with pytest.raises(InputError, match=r"1.png: is not a file"):
+    with pytest.raises(InputError, match=r"1.png is a pipe, not a file"):
         read_image_folder(tmp_path, "test")
 
 

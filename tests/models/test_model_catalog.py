@@ -18,6 +18,7 @@ from widemargin.models import (
     MLPConfig,
     ModelConfig,
     Normalization,
+    PreActResNet18Config,
     ResNet18,
     ResNet18Config,
     WideResNet,
@@ -29,6 +30,7 @@ TINY: dict[str, ModelConfig] = {
     "mlp": MLPConfig(hidden=(6,)),
     "cnn": CNNConfig(),
     "resnet18": ResNet18Config(width=2),
+    "preact-resnet18": PreActResNet18Config(width=2),
     "lbgat-teacher": LBGATTeacherConfig(width=2),
     "wrn-34-10": WideResNetConfig(depth=10, widen=1),
 }
@@ -111,7 +113,9 @@ def test_the_fields_reach_the_network() -> None:
     strides = [layer[0].conv1.stride[0] for layer in (teacher.layer1, teacher.layer2, teacher.layer3, teacher.layer4)]
     assert tuple(strides) == TEACHER_STRIDES
     assert usual.layer2[0].conv1.stride == (2, 2)
-    assert {m.num_classes for m in (mlp, wide, teacher, usual)} == {7}
+    bare = PreActResNet18Config(width=2, last_norm=False, normalize=CIFAR10_NORMALIZATION).build(**shape)
+    assert (bare.bn, bare.feature_size, bare.normalize.values) == (None, 16, CIFAR10_NORMALIZATION)
+    assert {m.num_classes for m in (mlp, wide, teacher, usual, bare)} == {7}
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -131,6 +135,7 @@ def test_the_head_reaches_the_network(name: str) -> None:
             r"MLPConfig.hidden must be a tuple of integers.*got \(0,\); give one width",
         ),
         (lambda: ResNet18Config(width=0), r"ResNet18Config.width must be an integer of at least 1, got 0"),
+        (lambda: PreActResNet18Config(width=0), r"PreActResNet18Config.width must be an integer of at least 1, got 0"),
         (lambda: LBGATTeacherConfig(width=-1), r"LBGATTeacherConfig.width must"),
         (lambda: WideResNetConfig(depth=33), r"WideResNetConfig.depth must be 6n \+ 4"),
         (lambda: WideResNetConfig(widen=True), r"WideResNetConfig.widen must"),

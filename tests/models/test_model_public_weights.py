@@ -11,6 +11,7 @@ from widemargin.models import (
     CNN,
     MLP,
     Normalization,
+    PreActResNet18,
     ResNet18,
     WideResNet,
     load_public_state_dict,
@@ -139,9 +140,10 @@ def test_recognizes_the_own_models() -> None:
 def test_recognizes_common_strangers_and_nothing_else() -> None:
     with torch.device("meta"):
         resnet = shapes(ResNet18())
-    preact = {key: shape for key, shape in resnet.items() if not key.startswith("bn1.")}
+        preact, bare = (shapes(PreActResNet18(width=w, last_norm=last)) for w, last in ((64, True), (8, False)))
     vision = {key.replace("linear.", "fc."): shape for key, shape in resnet.items()}
-    assert "PreAct" in str(recognize(preact))
+    assert recognize(preact) == "PreActResNet18(width=64, num_classes=10)"
+    assert recognize(bare) == "PreActResNet18(width=8, num_classes=10)"
     assert "torchvision" in str(recognize(vision))
     assert "deeper" in str(recognize(resnet | {"layer1.0.conv3.weight": (256, 64, 1, 1)}))
     assert recognize({"vit.weight": (3, 3)}) is None

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from widemargin.errors import InputError
-from widemargin.models import TEACHER_STRIDES, USUAL_STRIDES, ResNet18
+from widemargin.models import TEACHER_STRIDES, USUAL_STRIDES, PreActResNet18, ResNet18
 from widemargin.models.resnet import BasicBlock
 
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -39,6 +39,21 @@ def test_map_sizes(strides: tuple[int, int, int, int], sides: list[int]) -> None
         layer.register_forward_hook(lambda _m, _i, out: seen.append(out.shape[-1]))
     model(torch.rand(1, 3, 32, 32))
     assert seen == sides
+
+
+@pytest.mark.parametrize("last_norm", [True, False])
+def test_the_public_size_and_keys_of_the_pre_activation_one(last_norm: bool) -> None:
+    with torch.device("meta"):
+        model = PreActResNet18(last_norm=last_norm)
+    keys = ["conv1.weight"]
+    for stage in range(1, 5):
+        for at in (f"layer{stage}.0", f"layer{stage}.1"):
+            for i in (1, 2):
+                keys += [*(f"{at}.bn{i}.{part}" for part in NORM), f"{at}.conv{i}.weight"]
+            keys += [f"{at}.shortcut.0.weight"] if stage > 1 and at.endswith("0") else []
+    keys += [f"bn.{part}" for part in NORM] if last_norm else []
+    assert list(model.state_dict()) == [*keys, "linear.weight", "linear.bias"]
+    assert sum(p.numel() for p in model.parameters()) == 11_172_170 - 1024 * (not last_norm)
 
 
 def norm(x: Tensor, w: dict[str, Tensor], at: str) -> Tensor:
@@ -95,3 +110,20 @@ def test_default_initialization() -> None:
 def test_width_is_checked(width: object) -> None:
     with pytest.raises(InputError, match=r"ResNet18.width must be an integer of at least 1"):
         ResNet18(width=width)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("last_norm", [True, False])
+def test_the_pre_activation_network_equals_its_formula(last_norm: bool) -> None:
+    model = shake(PreActResNet18(width=2, num_classes=3, last_norm=last_norm))
+    x, w = torch.rand(2, 3, 32, 32, dtype=torch.float64), model.state_dict()
+    out = F.conv2d(x, w["conv1.weight"], padding=1)
+    for stage, stride in enumerate(USUAL_STRIDES, start=1):
+        for at, step in ((f"layer{stage}.0.", stride), (f"layer{stage}.1.", 1)):
+            active = norm(out, w, f"{at}bn1").clamp_min(0)
+            if f"{at}shortcut.0.weight" in w:
+                out = F.conv2d(active, w[f"{at}shortcut.0.weight"], stride=step)
+            inner = norm(F.conv2d(active, w[f"{at}conv1.weight"], stride=step, padding=1), w, f"{at}bn2").clamp_min(0)
+            out = out + F.conv2d(inner, w[f"{at}conv2.weight"], padding=1)
+    out = norm(out, w, "bn").clamp_min(0) if last_norm else out
+    expected = F.linear(F.avg_pool2d(out, 4).flatten(1), w["linear.weight"], w["linear.bias"])
+    torch.testing.assert_close(model(x), expected)

@@ -379,11 +379,11 @@ def test_what_lived_in_memory_has_no_command(tmp_path, target, data):
 def test_the_command_has_the_path_of_the_data_and_the_scale_of_the_head(tmp_path):
     report = write_evaluation(tmp_path / "e", count=20, target="net.pt")
     report["data"] |= {"name": "own.npz", "source": "my data/own.npz"}
-    report |= {"head_scale": 15.0, "eps": [{"written": "0.0313725", "value": 8 / 255}]}
+    report |= {"head_scale": 15.0, "normalize": "0.5,0.25", "eps": [{"written": "0.0313725", "value": 8 / 255}]}
     (tmp_path / "e" / "report.json").write_text(json.dumps(report))
     command = commands_of(page_of(tmp_path))[0]
     assert "--dataset 'my data/own.npz'" in command
-    assert "--head-scale 15.0" in command
+    assert "--head-scale 15.0 --normalize 0.5,0.25" in command
     assert f"--eps {8 / 255!r} " in command
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from widemargin.errors import InputError
+from widemargin.files import check_file
 
 KEY = "checksum"
 BLANK = "sha256:" + "0" * 64
@@ -41,6 +42,7 @@ def seal(content: bytes) -> list[memoryview]:
 
 def check_whole(path: Path) -> bool:
     """Read every byte; a file whose checksum does not fit is damaged. False where there is no checksum to compare."""
+    check_file(path)
     with path.open("rb") as stream:
         header = read_header(stream, path)
         place = _PLACE.search(header)
@@ -58,9 +60,10 @@ def check_whole(path: Path) -> bool:
 def read_checksum(path: Path) -> str | None:
     """What a checkpoint carries, ``sha256:...``, by its header alone; None where there is none to be read."""
     try:
+        check_file(path)
         with path.open("rb") as stream:
             place = _PLACE.search(read_header(stream, path))
-    except (DamagedError, OSError):
+    except (InputError, OSError):
         return None
     return None if place is None else f"sha256:{place.group(1).decode()}"
 

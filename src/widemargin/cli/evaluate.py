@@ -18,6 +18,7 @@ from widemargin.cli.evaluation_options import (
     Distance,
     Eps,
     HeadScale,
+    NormalizeBy,
     NormName,
     Out,
     Search,
@@ -35,6 +36,7 @@ from widemargin.data import ImageSet, load
 from widemargin.errors import InputError
 from widemargin.evaluation import Report
 from widemargin.evaluation import evaluate as judge
+from widemargin.evaluation.notes import UNKNOWN, notes_on
 from widemargin.evaluation.processes import processes
 from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE
 from widemargin.evaluation.subject import Judgeable, load_judgeable
@@ -58,6 +60,7 @@ def evaluate(
     batch_size: BatchSize = BATCH_SIZE,
     search: Search = "float32",
     head_scale: HeadScale = None,
+    normalize: NormalizeBy = None,
     out: Out = None,
     as_json: Json = False,
     data_dir: DataDir = None,
@@ -67,8 +70,10 @@ def evaluate(
     with told(_going_on(out)), processes(out) as group:
         with group.agreeing():
             asked = _norm(norm)
-            found, data = _case(target, dataset, split, data_dir, head_scale, _device(device))
+            found, data = _case(target, dataset, split, data_dir, head_scale, normalize, _device(device))
             plan, radii = _plan(found.plan, attacks, eps, step_size, asked)
+        if found.subject.normalize == UNKNOWN and group.first and not as_json:  # not after hours
+            typer.echo(f"note: {notes_on(found.subject)[0]}", err=True)
         report = judge(
             found.model,
             data,
@@ -102,15 +107,16 @@ def _case(
     split: str,
     data_dir: str | None,
     head_scale: float | None,
+    normalize: str | None,
     device: torch.device,
 ) -> tuple[Judgeable, ImageSet]:
     """The model and the images to judge it on, on the device."""
     check_split(split, dataset, ("test", "validation"))
     if dataset is not None and Path(target).is_file():  # weights may not say what images they want
         data = load(dataset, "test", data_dir=data_dir)
-        found = load_judgeable(target, image_shape=data.image_shape, head_scale=head_scale)
+        found = load_judgeable(target, image_shape=data.image_shape, head_scale=head_scale, normalize=normalize)
     else:
-        found = load_judgeable(target, image_shape=None, head_scale=head_scale)
+        found = load_judgeable(target, image_shape=None, head_scale=head_scale, normalize=normalize)
         data = _held_out(found, data_dir) if split == "validation" else _test(found, dataset, data_dir)
     found.check_fits(data)
     asked = dataset or found.data

@@ -39,6 +39,15 @@ Search = Annotated[
 HeadScale = Annotated[
     float | None, typer.Option(help="Scale of a hypersphere head in public weights.", show_default=False)
 ]
+NormalizeBy = Annotated[
+    str | None,
+    typer.Option(
+        "--normalize",
+        metavar="MEAN,STD",
+        help="What public weights were trained behind: numbers (all means, then all stds), cifar10, mnist or none.",
+        show_default=False,
+    ),
+]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for the records; the same command goes on there.", show_default=False)
 ]

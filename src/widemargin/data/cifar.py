@@ -7,7 +7,6 @@ data are ``data_batch_1`` to ``data_batch_5``, in this order, and the test data 
 import gzip
 import tarfile
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
 
 import numpy as np
 import torch
@@ -15,10 +14,18 @@ import torch
 from widemargin.data.cifar_pickle import Batch, read_python_batch
 from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError
+from widemargin.files import check_file
 
 RECORDS_PER_BATCH = 10_000
 STEMS = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 _RECORD = 1 + 3 * 32 * 32
+_CHUNK = 1 << 16
+_FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_WITHOUT_CONTENT = (
+    *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE),
+    *(tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE),
+)
+"""Members whose size is of nothing that follows."""
 _PYTHON_RECORD = 2 * _RECORD + 256  # at most: Python 3 may spend two bytes on one, and there are file names
 
 
@@ -32,6 +39,7 @@ def find_cifar10(folder: Path, split: str) -> Path | None:
 
 def read_cifar10(place: Path, split: str, *, records_per_batch: int = RECORDS_PER_BATCH) -> ImageSet:
     """The images of one split from a folder of batches or from a tar file."""
+    check_file(place)
     read = _from_folder if place.is_dir() else _from_archive
     contents = read(place, split, records_per_batch)
     batches = [_decode(contents[name], name, place, records_per_batch) for name in contents]
@@ -77,9 +85,8 @@ def _from_archive(archive: Path, split: str, records: int) -> dict[str, bytes]:
     try:
         with gzip.open(archive) as inflated:
             stream = _Capped(inflated, archive, 8 * records * _PYTHON_RECORD + 2**20)
-            with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|") as members:
-                found = _read_members(members, {*binary, *python}, archive, records)
-            while stream.read(1 << 16):  # gzip compares its checksum at the very end, so go there
+            found = _read_members(stream, {*binary, *python}, archive, records)
+            while stream.read(_CHUNK):  # gzip compares its checksum at the very end, so go there
                 pass
     except InputError:
         raise
@@ -88,15 +95,26 @@ def _from_archive(archive: Path, split: str, records: int) -> dict[str, bytes]:
     return _complete(found, (binary, python), archive)
 
 
-def _read_members(members: tarfile.TarFile, names: set[str], archive: Path, records: int) -> dict[str, bytes]:
-    """The members with these names, whatever folder they are in."""
+def _read_members(stream: "_Capped", names: set[str], archive: Path, records: int) -> dict[str, bytes]:
+    """The members with these names, whatever folder they are in.
+
+    Headers that extend others (pax, long names) are passed over: ours need none, and tarfile may take hours over them.
+    """
     found: dict[str, bytes] = {}
-    for member in members:
+    while header := stream.read(tarfile.BLOCKSIZE):
+        try:
+            member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros, which ends the archive
+            break
         name = PurePosixPath(member.name).name
-        stream = members.extractfile(member) if member.isreg() and name in names else None
-        if stream:
+        if member.size < 0:
+            raise ValueError(f"it has a member of {member.size} bytes")
+        if member.type in _FILES and name in names:
             _check_size(member.size, name, archive, records)
-            found[name] = stream.read()
+            found[name] = stream.read_exactly(member.size)
+            stream.skip(-member.size % tarfile.BLOCKSIZE)
+        elif member.type not in _WITHOUT_CONTENT:
+            stream.skip(member.size + -member.size % tarfile.BLOCKSIZE)
     return found
 
 
@@ -143,3 +161,15 @@ class _Capped:
         if self._left < 0:
             raise InputError(f"{self._archive}: inflates to more than CIFAR-10 holds; fetch the file again")
         return content
+
+    def read_exactly(self, size: int) -> bytes:
+        """So many bytes; fewer are an error."""
+        content = self.read(size)
+        if len(content) < size:
+            raise EOFError("it ends in the middle of a member")
+        return content
+
+    def skip(self, size: int) -> None:
+        """Read so many bytes and forget them."""
+        while size:
+            size -= len(self.read_exactly(min(size, _CHUNK)))

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from widemargin.data.sources import OfficialFile
 from widemargin.errors import InputError
+from widemargin.files import check_file
 
 _CHUNK = 1 << 16
 _PATIENCE = 30  # seconds without an answer
@@ -20,6 +21,7 @@ def fetch(files: Iterable[OfficialFile], folder: Path, *, dataset: str) -> list[
     """Download those of ``files`` that ``folder`` lacks; return where each one is."""
     wanted = list(files)
     for file in wanted:
+        check_file(folder / file.name)
         if not (folder / file.name).is_file():
             _fetch_one(file, folder, wanted, dataset)
     return [folder / file.name for file in wanted]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from widemargin.data.sizes import check_claim
 from widemargin.errors import InputError
+from widemargin.files import check_file
 
 _GZIP_MARK = b"\x1f\x8b"
 _UINT8 = 0x08
@@ -31,6 +32,7 @@ def read_labels(path: Path) -> Tensor:
 
 
 def _read(path: Path, *, dimensions: int) -> Tensor:
+    check_file(path)
     try:
         with path.open("rb") as stored:
             deflated = stored.read(2) == _GZIP_MARK

@@ -16,6 +16,7 @@ from PIL import Image
 from widemargin.data.image_set import ImageSet
 from widemargin.data.sizes import memory_limit
 from widemargin.errors import InputError
+from widemargin.files import check_file
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _COLOR = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "YCbCr": "RGB", "CMYK": "RGB"}  # as stored -> as we hold it
@@ -98,8 +99,7 @@ def _common_form(files: list[Path]) -> _Form:
 
 
 def _form(file: Path) -> _Form:
-    if not file.is_file():  # a pipe would block for ever
-        raise InputError(f"{file}: is not a file; replace or remove it")
+    check_file(file)
     try:
         with Image.open(file, formats=_FORMATS) as image:
             transparent = "transparency" in image.info or image.mode not in _COLOR

@@ -19,6 +19,7 @@ import torch
 from widemargin.data.image_set import ImageSet
 from widemargin.data.sizes import check_claim
 from widemargin.errors import InputError
+from widemargin.files import check_file
 
 _CHANNELS = (1, 3)
 _HEADER_ROOM = 4096
@@ -46,6 +47,7 @@ def read_npz(path: Path, split: str) -> ImageSet:
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
+    check_file(path)
     try:
         return zipfile.ZipFile(path)
     except Exception as error:  # zipfile fails in many ways on bytes nobody wrote

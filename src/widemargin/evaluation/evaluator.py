@@ -22,7 +22,7 @@ from widemargin.evaluation.backend import undisturbed
 from widemargin.evaluation.fits import check_fits, check_search
 from widemargin.evaluation.gallery import GALLERY, can_be_shown, write_gallery
 from widemargin.evaluation.judge import Judge, Say
-from widemargin.evaluation.notes import notes_for, notes_on
+from widemargin.evaluation.notes import UNKNOWN, notes_for, notes_on
 from widemargin.evaluation.processes import Processes, processes
 from widemargin.evaluation.report import IN_MEMORY, Report, Subject, collect, write_report
 from widemargin.evaluation.searched import searched
@@ -219,6 +219,8 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) 
         table["split"] = subject.split
     if subject.head_scale is not None:
         table["head_scale"] = subject.head_scale  # which no tensor holds
+    if subject.normalize not in (None, "none", UNKNOWN):
+        table["normalize"] = subject.normalize  # nor this
     return table | {"attacks": list(settings.attacks), "data": subject.data, "weights": digest.hexdigest()}
 
 

@@ -4,6 +4,8 @@ from widemargin.evaluation.backend import FEWEST_FOR_APGD_T, PARTS, parts_for
 from widemargin.evaluation.report import Subject
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
 
+UNKNOWN = "unknown: the file does not say"
+
 
 def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, again: int = 0) -> tuple[str, ...]:
     """Plain sentences; none for an ordinary evaluation.
@@ -31,7 +33,12 @@ def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, 
 
 
 def notes_on(subject: Subject) -> tuple[str, ...]:
-    """Whether the weights are those of a run under way; one that may stop early is not asked."""
+    """Whether public weights may want other images, and whether a run is under way; one may stop early."""
+    if subject.normalize == UNKNOWN:
+        return (
+            "Nothing in the file of the weights says how images are normalized, so they are given as they are, in "
+            "[0, 1]; if the weights were trained behind a normalization, give it (--normalize cifar10, or MEAN,STD).",
+        )
     config = subject.config or {}
     planned = config.get("epochs")
     if subject.weights != "last" or subject.epoch is None or planned is None or config.get("stopping"):

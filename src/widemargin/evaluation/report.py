@@ -40,6 +40,8 @@ class Subject:
     whole: int | None = None
     """How many images the split has, where only the first of them were judged."""
     head_scale: float | None = None
+    normalize: str | None = None
+    """What public weights were trained behind, as it was given, or that nothing says so; None where they say it."""
     config: dict[str, Any] | None = None
     """The configuration of the run that made the weights, where one of ours did."""
     checkpoint: str | None = None

@@ -18,12 +18,15 @@ from widemargin.checkpoints import read_checksum
 from widemargin.config import EvaluationConfig
 from widemargin.data import ImageSet
 from widemargin.errors import InputError
+from widemargin.evaluation.notes import UNKNOWN
 from widemargin.evaluation.report import Subject
 from widemargin.evaluation.target import PICKLED, Target, load_target
+from widemargin.files import check_file
 from widemargin.heads import HypersphereHead
 from widemargin.models import load_public_state_dict
 from widemargin.models.budget import no_larger_than
 from widemargin.models.guess import guess_model
+from widemargin.models.normalize import normalization_of
 from widemargin.models.public_file import read_tensors
 
 
@@ -45,24 +48,34 @@ class Judgeable:
 
 
 def load_judgeable(
-    text: str, *, image_shape: tuple[int, int, int] | None, head_scale: float | None = None
+    text: str,
+    *,
+    image_shape: tuple[int, int, int] | None,
+    head_scale: float | None = None,
+    normalize: str | None = None,
 ) -> Judgeable:
-    """``image_shape`` is that of the data to judge on: public weights do not say what images they want."""
+    """``image_shape`` is that of the data to judge on: public weights do not say what images they want.
+
+    ``normalize`` is what they were trained behind, in words of the command line (``normalization_of``).
+    """
     if ":" in text and not Path(text).exists():
-        _refuse_scale(head_scale, f"{text} makes its own head")
+        _refuse(head_scale, normalize, f"{text} makes its own head", f"{text} normalizes by itself")
         return _from_factory(text)
     path = Path(text)
+    check_file(path)
     if path.is_file() and (path.suffix in PICKLED or not _is_ours(path)):
-        return _from_public(path, image_shape, head_scale)
+        return _from_public(path, image_shape, head_scale, normalize)
     target = load_target(path)
-    _refuse_scale(head_scale, f"{target.path} says which head it has")
+    _refuse(head_scale, normalize, *(f"{target.path} says which {part} it has" for part in ("head", "normalization")))
     config = target.description.run_config()
     return Judgeable(target.model, subject_of(target), config.evaluation, config.data.name, target)
 
 
-def _refuse_scale(head_scale: float | None, reason: str) -> None:
-    if head_scale is not None:
-        raise InputError(f"--head-scale is for public weights; {reason}; leave it out")
+def _refuse(head_scale: float | None, normalize: str | None, own_head: str, own_normalization: str) -> None:
+    given = {"--head-scale": (head_scale, own_head), "--normalize": (normalize, own_normalization)}
+    for option, (value, reason) in given.items():
+        if value is not None:
+            raise InputError(f"{option} is for public weights; {reason}; leave it out")
 
 
 def subject_of(target: Target) -> Subject:
@@ -89,13 +102,18 @@ def _is_ours(path: Path) -> bool:
         return True  # let our reader say what is wrong with it
 
 
-def _from_public(path: Path, image_shape: tuple[int, int, int] | None, head_scale: float | None) -> Judgeable:
+def _from_public(
+    path: Path, image_shape: tuple[int, int, int] | None, head_scale: float | None, normalize: str | None
+) -> Judgeable:
     weights = read_tensors(path)
     if image_shape is None:
         raise InputError(f"{path} does not say which images it wants; give --dataset")
-    config, head, num_classes = guess_model(weights, head_scale=head_scale)
+    given = None if normalize is None else normalization_of(normalize, image_shape[0], owner="--normalize")
+    guess = guess_model(weights, head_scale=head_scale, normalize=given)
+    if guess.normalize is not None and normalize is not None:
+        raise InputError(f"--normalize has no effect: {path} holds a normalization of its own; leave it out")
     with no_larger_than(weights, source=str(path)):
-        model = config.build(image_shape=image_shape, num_classes=num_classes, seed=0, make_head=head)
+        model = guess.config.build(image_shape=image_shape, num_classes=guess.num_classes, seed=0, make_head=guess.head)
     load_public_state_dict(model, weights)
     for module in model.modules():
         if isinstance(module, HypersphereHead):  # files of several-GPU runs hold rows that left the sphere
@@ -106,6 +124,7 @@ def _from_public(path: Path, image_shape: tuple[int, int, int] | None, head_scal
         weights="public file",
         selection="unknown: the file does not say",
         head_scale=head_scale,
+        normalize=UNKNOWN if guess.normalize is None and normalize is None else normalize,
     )
     return Judgeable(model.eval(), subject)
 

@@ -8,6 +8,7 @@ from torch import nn
 from widemargin.checkpoints import PREVIOUS, Description, load_checkpoint, restore_model
 from widemargin.data import ImageSet
 from widemargin.errors import InputError
+from widemargin.files import check_file
 
 BEST, LAST = "best.safetensors", "last.safetensors"
 PICKLED = (".pt", ".pth", ".ckpt")
@@ -48,6 +49,7 @@ def load_target(path: Path) -> Target:
 
 
 def _checkpoint_file(path: Path) -> Path:
+    check_file(path)
     if path.is_file():
         if path.suffix in PICKLED:
             raise InputError(
@@ -55,6 +57,7 @@ def _checkpoint_file(path: Path) -> Path:
             )
         return path
     for name in (BEST, LAST):
+        check_file(path / name)
         if (path / name).is_file():
             return path / name
     if (path / PREVIOUS).is_file():

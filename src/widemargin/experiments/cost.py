@@ -11,9 +11,9 @@ from typing import Any
 from widemargin.attacks import PGD
 from widemargin.config import RunConfig
 from widemargin.experiments.task import Task
-from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
+from widemargin.models import CNNConfig, MLPConfig, PreActResNet18Config, ResNet18Config, WideResNetConfig
 
-NETWORKS = (MLPConfig, CNNConfig, ResNet18Config, WideResNetConfig)
+NETWORKS = (MLPConfig, CNNConfig, ResNet18Config, PreActResNet18Config, WideResNetConfig)
 PENALTIES = {"exact": 20, "approximate": 4, "stochastic": 4}
 IGR = 2
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from widemargin.attacks import PGD
 from widemargin.config import DataConfig, RunConfig
-from widemargin.models import LBGATTeacherConfig, ResNet18Config, WideResNetConfig
+from widemargin.models import LBGATTeacherConfig, PreActResNet18Config, ResNet18Config, WideResNetConfig
 from widemargin.objectives import Mail
 from widemargin.schedules import Piecewise, Steps
 
@@ -42,7 +42,7 @@ def _small(value: Any, ratio: float) -> Any:
     """The value with everything inside it made small."""
     if isinstance(value, WideResNetConfig):
         return replace(value, depth=10, widen=1)
-    if isinstance(value, ResNet18Config | LBGATTeacherConfig):
+    if isinstance(value, ResNet18Config | PreActResNet18Config | LBGATTeacherConfig):
         return replace(value, width=8)
     if isinstance(value, PGD):
         return replace(value, steps=min(value.steps, ATTACK_STEPS))

@@ -7,6 +7,7 @@ from widemargin.models.catalog import (
     MLPConfig,
     ModelConfig,
     ModelFactory,
+    PreActResNet18Config,
     ResNet18Config,
     WideResNetConfig,
     build_model,
@@ -22,7 +23,7 @@ from widemargin.models.normalize import (
     Normalize,
 )
 from widemargin.models.public_weights import load_public_state_dict
-from widemargin.models.resnet import TEACHER_STRIDES, USUAL_STRIDES, ResNet18
+from widemargin.models.resnet import TEACHER_STRIDES, USUAL_STRIDES, PreActResNet18, ResNet18
 from widemargin.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -42,6 +43,8 @@ __all__ = [
     "ModelFactory",
     "Normalization",
     "Normalize",
+    "PreActResNet18",
+    "PreActResNet18Config",
     "ResNet18",
     "ResNet18Config",
     "WideResNet",

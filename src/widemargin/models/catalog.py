@@ -16,7 +16,7 @@ from widemargin.models.constraints import ImageShape, require_count, require_cou
 from widemargin.models.initialization import Init, initialize, require_init
 from widemargin.models.mlp import MLP
 from widemargin.models.normalize import Normalization
-from widemargin.models.resnet import TEACHER_STRIDES, USUAL_STRIDES, ResNet18
+from widemargin.models.resnet import TEACHER_STRIDES, USUAL_STRIDES, PreActResNet18, ResNet18
 from widemargin.models.seeding import initialized_from
 from widemargin.models.wide_resnet import Variant, WideResNet, check_wide_resnet
 
@@ -106,6 +106,34 @@ class ResNet18Config:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreActResNet18Config:
+    """Pre-activation ResNet-18 for small images; ``last_norm`` is the batch norm after the last block."""
+
+    width: int = 64
+    last_norm: bool = True
+    normalize: Normalization | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a width that is not a count."""
+        require_count("PreActResNet18Config.width", self.width, remedy="the usual width is 64")
+        _require_normalization("PreActResNet18Config", self.normalize)
+
+    def build(
+        self, *, image_shape: ImageShape, num_classes: int, seed: int | None, make_head: MakeHead = LinearHead
+    ) -> PreActResNet18:
+        """The network with weights drawn from ``seed``."""
+        with initialized_from(seed):
+            return PreActResNet18(
+                image_shape=image_shape,
+                num_classes=num_classes,
+                width=self.width,
+                last_norm=self.last_norm,
+                normalize=self.normalize,
+                make_head=make_head,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LBGATTeacherConfig:
     """LBGAT's teacher: ResNet-18 whose second stage keeps the resolution."""
 
@@ -172,12 +200,13 @@ class ModelFactory(Protocol):
         ...
 
 
-ModelConfig = MLPConfig | CNNConfig | ResNet18Config | LBGATTeacherConfig | WideResNetConfig
+ModelConfig = MLPConfig | CNNConfig | ResNet18Config | PreActResNet18Config | LBGATTeacherConfig | WideResNetConfig
 
 MODELS: dict[str, type] = {
     "mlp": MLPConfig,
     "cnn": CNNConfig,
     "resnet18": ResNet18Config,
+    "preact-resnet18": PreActResNet18Config,
     "lbgat-teacher": LBGATTeacherConfig,
     "wrn-34-10": WideResNetConfig,
 }

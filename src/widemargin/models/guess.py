@@ -1,30 +1,50 @@
 """From weights of unknown origin to the model they belong to, by the names and shapes the field uses."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from widemargin.errors import InputError
 from widemargin.heads import Hypersphere, Linear, MakeHead
-from widemargin.models.catalog import CNNConfig, MLPConfig, ModelFactory, ResNet18Config, WideResNetConfig
+from widemargin.models.catalog import (
+    CNNConfig,
+    MLPConfig,
+    ModelFactory,
+    PreActResNet18Config,
+    ResNet18Config,
+    WideResNetConfig,
+)
 from widemargin.models.normalize import Normalization
 from widemargin.models.public_weights import plain_weights, require_values
 from widemargin.models.recognize import recognize
 
 
+@dataclass(frozen=True)
+class Guess:
+    """What weights say of their network."""
+
+    config: ModelFactory
+    head: MakeHead
+    num_classes: int
+    normalize: Normalization | None
+    """What the file holds beside the weights."""
+
+
 def guess_model(
-    state_dict: Mapping[str, object], *, head_scale: float | None = None
-) -> tuple[ModelFactory, MakeHead, int]:
-    """(model, head, number of classes) for these weights, normalization included where they carry it."""
-    weights = plain_weights(state_dict)
+    state_dict: Mapping[str, object], *, head_scale: float | None = None, normalize: Normalization | None = None
+) -> Guess:
+    """The network of these weights; ``normalize`` is given where they do not carry their own."""
+    weights, stored = plain_weights(state_dict, lambda names: any(fits(names) for fits, _ in _ARCHITECTURES))
     require_values(weights)
     shapes = {key: tuple(value.shape) for key, value in weights.items() if isinstance(value, Tensor)}
-    normalize = _normalization(weights)
-    for fits, make in (_wide_resnet, _resnet, _cnn, _mlp):
+    own = None if stored is None else Normalization(mean=_numbers(stored[0]), std=_numbers(stored[1]))
+    for fits, make in _ARCHITECTURES:
         if fits(shapes):
             try:
-                config, last = make(shapes, normalize)
-                return config, _head(shapes, last, head_scale), shapes[f"{last}.weight"][0]
+                config, last = make(shapes, own or normalize)
+                return Guess(config, _head(shapes, last, head_scale), shapes[f"{last}.weight"][0], own)
             except (KeyError, IndexError):  # the names of an architecture without its layers or dimensions
                 break
     name = recognize(shapes)
@@ -32,6 +52,10 @@ def guess_model(
         f"these weights are {'of ' + name if name else 'of no architecture known here'}; give your own model as "
         "package.module:factory"
     )
+
+
+def _numbers(values: Tensor) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
 
 
 def _head(shapes: Mapping[str, tuple[int, ...]], last: str, scale: float | None) -> MakeHead:
@@ -50,14 +74,8 @@ def _head(shapes: Mapping[str, tuple[int, ...]], last: str, scale: float | None)
     return Hypersphere(scale=scale, margin=0.0)
 
 
-def _normalization(weights: Mapping[str, object]) -> Normalization | None:
-    mean, std = weights.get("mu"), weights.get("sigma")
-    if not (isinstance(mean, Tensor) and isinstance(std, Tensor)):
-        return None
-    return Normalization(mean=tuple(mean.flatten().tolist()), std=tuple(std.flatten().tolist()))
-
-
 _Shapes = Mapping[str, tuple[int, ...]]
+_Make = Callable[[_Shapes, Normalization | None], tuple[ModelFactory, str]]
 
 
 def _make_wide_resnet(shapes: _Shapes, normalize: Normalization | None) -> tuple[ModelFactory, str]:
@@ -76,6 +94,11 @@ def _make_resnet(shapes: _Shapes, normalize: Normalization | None) -> tuple[Mode
     return ResNet18Config(width=shapes["linear.weight"][1] // 8, normalize=normalize), "linear"
 
 
+def _make_preact(shapes: _Shapes, normalize: Normalization | None) -> tuple[ModelFactory, str]:
+    width, last_norm = shapes["linear.weight"][1] // 8, "bn.weight" in shapes
+    return PreActResNet18Config(width=width, last_norm=last_norm, normalize=normalize), "linear"
+
+
 def _make_cnn(shapes: _Shapes, normalize: Normalization | None) -> tuple[ModelFactory, str]:
     del shapes
     return CNNConfig(normalize=normalize), "fc"
@@ -87,7 +110,11 @@ def _make_mlp(shapes: _Shapes, normalize: Normalization | None) -> tuple[ModelFa
     return MLPConfig(hidden=hidden, normalize=normalize), f"fcs.{count - 1}"
 
 
-_wide_resnet = (lambda shapes: "block1.layer.0.conv1.weight" in shapes and "fc.weight" in shapes, _make_wide_resnet)
-_resnet = (lambda shapes: {"layer4.0.conv1.weight", "bn1.weight", "linear.weight"} <= shapes.keys(), _make_resnet)
-_cnn = (lambda shapes: {"conv4.weight", "conv4.bias", "fc.weight"} <= shapes.keys(), _make_cnn)
-_mlp = (lambda shapes: "fcs.0.weight" in shapes, _make_mlp)
+_ARCHITECTURES: tuple[tuple[Callable[[Mapping[str, Any]], bool], _Make], ...] = (
+    (lambda shapes: "block1.layer.0.conv1.weight" in shapes and "fc.weight" in shapes, _make_wide_resnet),
+    (lambda shapes: {"layer4.0.conv1.weight", "bn1.weight", "linear.weight"} <= shapes.keys(), _make_resnet),
+    (lambda shapes: {"layer4.0.conv1.weight", "layer1.0.bn1.weight", "linear.weight"} <= shapes.keys(), _make_preact),
+    (lambda shapes: {"conv4.weight", "conv4.bias", "fc.weight"} <= shapes.keys(), _make_cnn),
+    (lambda shapes: "fcs.0.weight" in shapes, _make_mlp),
+)
+"""Which names belong to which."""

@@ -39,6 +39,30 @@ MNIST_NORMALIZATION = Normalization(mean=(0.1307,), std=(0.3081,))
 CIFAR10_NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2471, 0.2435, 0.2616))
 
 
+NORMALIZATIONS = {"cifar10": CIFAR10_NORMALIZATION, "mnist": MNIST_NORMALIZATION}
+
+
+def normalization_of(text: str, channels: int, *, owner: str) -> Normalization | None:
+    """``cifar10``, ``mnist``, ``none``, or MEAN,STD: one of each, or first all means and then all deviations."""
+    if text == "none":
+        return None
+    named = NORMALIZATIONS.get(text)
+    try:
+        numbers = [float(part) for part in text.split(",")] if named is None else []
+    except ValueError:
+        numbers = []
+    if len(numbers) == 2:
+        numbers = [number for number in numbers for _ in range(channels)]
+    if named is None and len(numbers) == 2 * channels:
+        named = Normalization(mean=tuple(numbers[:channels]), std=tuple(numbers[channels:]))
+    if named is None or len(named.mean) != channels:
+        raise InputError(
+            f"{owner} must be none, {', '.join(NORMALIZATIONS)}, or MEAN,STD (2 numbers, or {2 * channels} for images "
+            f"of {channels} channels: the means, then the standard deviations), got {text!r}"
+        )
+    return named
+
+
 class Normalize(nn.Module):
     """(x - mean) / std per channel, for images of shape (B, C, H, W)."""
 

@@ -15,12 +15,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from widemargin.errors import InputError
+from widemargin.files import check_file
 
 _SHOWN = 120  # characters of somebody else's error
 
 
 def read_tensors(path: Path) -> Mapping[str, Any]:
     """The tensors of a public file; anything that would run code is refused."""
+    check_file(path)
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _unpickled(path)
     except Exception as error:  # whatever a broken or hostile file makes the readers raise

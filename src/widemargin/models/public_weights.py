@@ -1,13 +1,13 @@
 """Weights from elsewhere: the field's habits of wrapping and naming are undone, then loading is strict.
 
-Public checkpoints nest the weights (``state_dict``, ``model_state_dict``, ``net``), prefix them (``module.``
-from DataParallel, ``_orig_mod.`` from torch.compile), carry an unused copy of the first group
-(``sub_block1``), or keep the normalization as ``mu`` and ``sigma``. The first three are undone in silence.
-The last is compared with the model's own normalization, because dropping it would give a network that runs
-and is wrong.
+Public checkpoints nest the weights (``state_dict``, ``model_state_dict``, ``net``, ``model``) beside others, prefix
+them (``module.`` from DataParallel, ``_orig_mod.`` from torch.compile, ``1.`` from ``nn.Sequential(normalize, net)``),
+carry unused copies (``sub_block1``, ``attacker``), or keep the normalization (``mu`` and ``sigma``, ``0.mean`` and
+``0.std``). All but the last are undone in silence. The last is compared with the model's own normalization, because
+dropping it would give a network that runs and is wrong.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,20 @@ from widemargin.errors import InputError
 from widemargin.models.normalize import Normalize
 from widemargin.models.recognize import recognize
 
-_NESTS = ("state_dict", "model_state_dict", "net")
+_NESTS = ("state_dict", "model_state_dict", "net", "model", "model_state", "network", "weights", "params", "ema")
 _PREFIXES = ("module.", "_orig_mod.")
-_UNUSED = "sub_block1."
-_DEEPEST = 10  # nests within nests
+_UNUSED = ("sub_block1.", "attacker.")
+_NORMALIZATIONS = {"mu": "sigma", "mean": "std", "means": "sds", "new_mean": "new_std"}
+"""Names that the field gives to what it subtracts, and to what it divides by."""
+_DEEPEST = 10  # nests within nests, names within names
 _SHOWN = 3  # keys named per kind of failure
 
 
 def load_public_state_dict(model: nn.Module, state_dict: Mapping[str, object]) -> None:
     """Load weights under any of the field's conventions; where they do not fit, the model stays unchanged."""
-    weights = plain_weights(state_dict)
     own = model.state_dict()
-    _check_normalization(model, _take_normalization(weights, own))
+    weights, stored = plain_weights(state_dict, lambda names: not own.keys().isdisjoint(names), kept=own)
+    _check_normalization(model, stored)
     for key in own.keys() - weights.keys():
         if key.endswith(".num_batches_tracked"):  # checkpoints older than the counter; it does not change the output
             weights[key] = own[key]
@@ -36,13 +38,22 @@ def load_public_state_dict(model: nn.Module, state_dict: Mapping[str, object]) -
     model.load_state_dict(weights, strict=True)
 
 
-def plain_weights(state_dict: Mapping[str, object]) -> dict[str, object]:
-    """The weights under plain keys: unwrapped, without prefixes and without the unused group."""
+def plain_weights(
+    state_dict: Mapping[str, object],
+    fits: Callable[[Mapping[str, object]], bool],
+    *,
+    kept: Mapping[str, object] | None = None,
+) -> tuple[dict[str, object], tuple[Tensor, Tensor] | None]:
+    """(weights under plain keys, the normalization beside them): unwrapped, without prefixes and unused copies.
+
+    A prefix that all share goes until the names ``fits``. What is called as one of ``kept`` is no normalization.
+    """
     weights = _without_habits(_unwrapped(state_dict))
     for key, value in weights.items():
         if isinstance(value, Tensor):
             _require_plain(key, value)
-    return weights
+    weights, stored = _without_normalization(weights, kept or {})
+    return _without_common_prefix(weights, fits), stored
 
 
 def require_values(weights: Mapping[str, object]) -> None:
@@ -56,10 +67,28 @@ def _unwrapped(state_dict: Mapping[str, object]) -> Mapping[str, object]:
     """The innermost dict of weights; a file may nest a dict in itself, so not for ever."""
     for _ in range(_DEEPEST):
         inner = next((state_dict[nest] for nest in _NESTS if isinstance(state_dict.get(nest), Mapping)), None)
+        if inner is None and not any(isinstance(value, Tensor) for value in state_dict.values()):
+            inner = _only_weights(state_dict)
         if not isinstance(inner, Mapping):
             return state_dict
         state_dict = inner
     raise InputError(f"the weights are nested more than {_DEEPEST} deep; save model.state_dict() itself")
+
+
+def _only_weights(content: Mapping[str, object]) -> object:
+    """What holds tensors under names, where that is one thing alone: not an optimizer, whose state has numbers."""
+    found = {
+        name: part
+        for name, part in content.items()
+        if isinstance(part, Mapping)
+        and any(isinstance(key, str) and isinstance(value, Tensor) for key, value in part.items())
+    }
+    if len(found) > 1:
+        raise InputError(
+            f"the file holds several sets of weights ({', '.join(map(str, list(found)[:_SHOWN]))}); save the one to be "
+            "used by itself"
+        )
+    return next(iter(found.values()), None)
 
 
 def _require_plain(key: str, value: Tensor) -> None:
@@ -71,7 +100,7 @@ def _require_plain(key: str, value: Tensor) -> None:
 
 
 def _without_habits(state_dict: Mapping[str, object]) -> dict[str, object]:
-    """The same weights under plain keys, without the unused group."""
+    """The same weights under plain keys, without unused copies."""
     plain = {_plain_key(str(key)): value for key, value in state_dict.items()}
     return {key: value for key, value in plain.items() if not key.startswith(_UNUSED)}
 
@@ -82,14 +111,35 @@ def _plain_key(key: str) -> str:
     return key
 
 
-def _take_normalization(weights: dict[str, object], own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Take RobustBench's ``mu`` and ``sigma`` out of the weights, unless the model itself has such keys."""
-    if "mu" in own or "sigma" in own:
-        return None
-    mu, sigma = weights.pop("mu", None), weights.pop("sigma", None)
-    if isinstance(mu, Tensor) and isinstance(sigma, Tensor):
-        return mu.flatten().cpu().float(), sigma.flatten().cpu().float()
-    return None
+def _without_common_prefix(
+    weights: dict[str, object], fits: Callable[[Mapping[str, object]], bool]
+) -> dict[str, object]:
+    """Without the first part of every name, again and again, while that is the same and the names fit nothing."""
+    bare = weights
+    for _ in range(_DEEPEST):
+        if fits(bare):
+            return bare
+        firsts = {key.partition(".")[0] if "." in key else None for key in bare}
+        if len(firsts) != 1 or None in firsts:
+            break
+        bare = _without_habits({key.partition(".")[2]: value for key, value in bare.items()})
+    return bare if fits(bare) else weights
+
+
+def _without_normalization(
+    weights: dict[str, object], kept: Mapping[str, object]
+) -> tuple[dict[str, object], tuple[Tensor, Tensor] | None]:
+    """The weights without the mean and the standard deviation of the images, and these; what is in ``kept`` stays."""
+    for key, mean in weights.items():
+        place, dot, name = key.rpartition(".")
+        other = f"{place}{dot}{_NORMALIZATIONS.get(name)}"
+        std = weights.get(other)
+        if key in kept or other in kept or not (isinstance(mean, Tensor) and isinstance(std, Tensor)):
+            continue
+        if mean.numel() == std.numel() == max((1, *mean.shape)):  # one number per channel, whatever ones are around
+            rest = {name: value for name, value in weights.items() if name not in (key, other)}
+            return rest, (mean.flatten().cpu().float(), std.flatten().cpu().float())
+    return weights, None
 
 
 def _check_normalization(model: nn.Module, stored: tuple[Tensor, Tensor] | None) -> None:

@@ -27,12 +27,11 @@ def _resnet(shapes: Shapes) -> str | None:
         return None
     if "layer1.0.conv3.weight" in shapes or "layer1.2.conv1.weight" in shapes:
         return "a deeper ResNet than 18"
-    if "bn1.weight" not in shapes:
-        return "a PreAct ResNet-18 (Rice, AWP), which widemargin does not have"
     if "fc.weight" in shapes:
         return "torchvision's ResNet-18, which widemargin does not have"
     classes, features = _matrix(shapes, "linear.weight")
-    return f"ResNet18(width={features // 8}, num_classes={classes})"
+    name = "ResNet18" if "bn1.weight" in shapes else "PreActResNet18"
+    return f"{name}(width={features // 8}, num_classes={classes})"
 
 
 def _cnn(shapes: Shapes) -> str | None:

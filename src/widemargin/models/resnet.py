@@ -1,4 +1,4 @@
-"""ResNet-18 for small images, as TRADES, MART and MAIL share it: post-activation, not PreAct (Rice, AWP).
+"""ResNet-18 for small images: as TRADES, MART and MAIL share it, and the pre-activation one of Rice and AWP.
 
 A 3x3 stem without pooling, four stages of two blocks, global average, head. With strides (1, 1, 2, 2) it is
 LBGAT's teacher: the same parameters on larger maps (32, 32, 16, 8), about 3.2 times the work.
@@ -6,6 +6,10 @@ The field writes average pool 4 (teacher: 8); on 32x32 images that is the global
 Keys: ``conv1.weight, bn1.*, layer{1-4}.{0,1}.{conv1,bn1,conv2,bn2}.*, layer{2-4}.0.shortcut.{0.weight,1.*},
 linear.*``.
 PyTorch's default initialization. 11,173,962 parameters.
+
+The pre-activation one normalizes and activates before each convolution and once more after the last block. Keys:
+``conv1.weight, layer{1-4}.{0,1}.{bn1,conv1,bn2,conv2}.*, layer{2-4}.0.shortcut.0.weight, bn.*, linear.*``; older files
+have no ``bn`` (``last_norm=False``). 11,172,170 parameters.
 """
 
 from typing import cast
@@ -80,7 +84,67 @@ class ResNet18(Classifier):
         return x.mean(dim=(2, 3))
 
 
-def _stage(in_channels: int, out_channels: int, *, stride: int) -> nn.Sequential:
-    return nn.Sequential(
-        BasicBlock(in_channels, out_channels, stride=stride), BasicBlock(out_channels, out_channels, stride=1)
-    )
+class PreActBlock(nn.Module):
+    """conv(relu(bn(conv(relu(bn(x)))))) + shortcut; where the shape changes, it projects relu(bn(x))."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.act1 = nn.ReLU()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.act2 = nn.ReLU()
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or in_channels != out_channels:
+            self.shortcut = nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in, H, W) to (B, out, H / stride, W / stride)."""
+        active = self.act1(self.bn1(x))
+        out = self.conv2(self.act2(self.bn2(self.conv1(active))))
+        return cast(Tensor, out + (x if self.shortcut is None else self.shortcut(active)))
+
+
+class PreActResNet18(Classifier):
+    """Four stages of two pre-activation blocks, of widths w, 2w, 4w, 8w, then a last bn and activation."""
+
+    def __init__(
+        self,
+        *,
+        image_shape: ImageShape = (3, 32, 32),
+        num_classes: int = 10,
+        width: int = 64,
+        last_norm: bool = True,
+        normalize: Normalization | None = None,
+        make_head: MakeHead = LinearHead,
+    ) -> None:
+        require_count("PreActResNet18.width", width, remedy="the usual width is 64")
+        super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=8 * width, normalize=normalize)
+        self.conv1 = nn.Conv2d(image_shape[0], width, 3, padding=1, bias=False)
+        widths = (width, width, 2 * width, 4 * width, 8 * width)
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            _stage(before, after, stride=stride, block=PreActBlock)
+            for before, after, stride in zip(widths, widths[1:], USUAL_STRIDES, strict=False)
+        )
+        self.bn = nn.BatchNorm2d(8 * width) if last_norm else None
+        self.act = nn.ReLU() if last_norm else None
+        self.linear = self._new_head(make_head)
+
+    @property
+    def head(self) -> Head:
+        """The layer under the public key ``linear``."""
+        return cast(Head, self.linear)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """The average of the last feature map: (B, 8 * width)."""
+        x = self.layer4(self.layer3(self.layer2(self.layer1(self.conv1(x)))))
+        if self.bn is not None and self.act is not None:
+            x = self.act(self.bn(x))
+        return x.mean(dim=(2, 3))
+
+
+def _stage(
+    in_channels: int, out_channels: int, *, stride: int, block: type[BasicBlock] | type[PreActBlock] = BasicBlock
+) -> nn.Sequential:
+    return nn.Sequential(block(in_channels, out_channels, stride=stride), block(out_channels, out_channels, stride=1))

@@ -66,6 +66,7 @@ class Evaluation:
     source: str = ""
     """What the command line calls the data, where that is not its name."""
     head_scale: float | None = None
+    normalize: str = ""
     split: str = "test"
     count: int | None = None
     whole: int | None = None

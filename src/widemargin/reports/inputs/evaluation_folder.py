@@ -41,6 +41,7 @@ def _evaluation(folder: Path, report: Fields) -> Evaluation:
         data=data.text("name"),
         source=data.text("source"),
         head_scale=report.number("head_scale"),
+        normalize=report.text("normalize"),
         split=data.text("split", "test"),
         count=data.whole("count"),
         whole=data.whole("whole"),

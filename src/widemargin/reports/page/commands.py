@@ -83,6 +83,7 @@ def evaluate_command(evaluation: Evaluation) -> list[str]:
             "--batch-size": "" if evaluation.batch_size is None else str(evaluation.batch_size),
             "--search": "" if evaluation.search == "float32" else evaluation.search,
             "--head-scale": "" if evaluation.head_scale is None else repr(evaluation.head_scale),
+            "--normalize": "" if evaluation.normalize.startswith("unknown") else evaluation.normalize,
             "--out": str(evaluation.folder),
         }
     words += [word for option, value in options.items() if value for word in (option, value)]
