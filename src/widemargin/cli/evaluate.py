@@ -36,7 +36,6 @@ from widemargin.data import ImageSet, load
 from widemargin.errors import InputError
 from widemargin.evaluation import Report
 from widemargin.evaluation import evaluate as judge
-from widemargin.evaluation.notes import UNKNOWN, notes_on
 from widemargin.evaluation.processes import processes
 from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE
 from widemargin.evaluation.subject import Judgeable, load_judgeable
@@ -72,8 +71,6 @@ def evaluate(
             asked = _norm(norm)
             found, data = _case(target, dataset, split, data_dir, head_scale, normalize, _device(device))
             plan, radii = _plan(found.plan, attacks, eps, step_size, asked)
-        if found.subject.normalize == UNKNOWN and group.first and not as_json:  # not after hours
-            typer.echo(f"note: {notes_on(found.subject)[0]}", err=True)
         report = judge(
             found.model,
             data,

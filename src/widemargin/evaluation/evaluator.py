@@ -94,16 +94,19 @@ def evaluate(
         if count != whole:
             subject = dataclasses.replace(subject, whole=whole)
         pieces = shards(data, shard_size, limit=limit)
-        say = _telling(console or Console(quiet=True), count, shard_size)
+        say = _telling(console or Console(quiet=True), count, shard_size, notes_on(subject))
         with _held(store, group):
             return _run(model, pieces, settings, subject, store, group, say)
 
 
-def _telling(console: Console, count: int | None, shard_size: int) -> Say:
-    """How a shard's progress is told: with their number, where it is known."""
+def _telling(console: Console, count: int | None, shard_size: int, notes: Sequence[str]) -> Say:
+    """How a shard's progress is told: with their number, where it is known; before the first, what must be known."""
+    left = list(notes)
     total = "" if count is None else f" of {math.ceil(count / shard_size)}"
 
     def say(shard: int, what: str) -> None:
+        while left:
+            console.print(f"note: {left.pop(0)}", highlight=False, markup=False, soft_wrap=True)
         console.print(f"shard {shard + 1}{total}: {what}", highlight=False)
 
     return say
