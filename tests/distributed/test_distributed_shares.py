@@ -1,7 +1,11 @@
 """Shares of a batch, without processes: rows, random numbers, batches; and what is refused."""
 
+import itertools
+import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from itertools import chain
 
 import pytest
@@ -15,7 +19,7 @@ from widemargin.attacks import PGD
 from widemargin.checkpoints import load_checkpoint
 from widemargin.config import RunConfig
 from widemargin.data import Batches, CropFlip, ImageSet
-from widemargin.evaluation.rendezvous import fresh_part
+from widemargin.evaluation.rendezvous import LIMIT, Waiting, connect, fresh_part
 from widemargin.models import WideResNetConfig
 from widemargin.objectives import Adversarial
 from widemargin.shares import batch_mean, batch_size, part_of_mean, share_of, sharing, sums_over_processes
@@ -135,7 +139,50 @@ def test_a_restarted_process_hears_nothing_of_the_attempt_before() -> None:
     store = dist.HashStore()
     for _ in range(3):  # attempts, on one store as torchrun keeps it
         with ThreadPoolExecutor() as threads:
-            parts = list(threads.map(lambda rank: fresh_part(store, rank, 3), range(3)))
+            parts = list(threads.map(lambda rank: fresh_part(store, rank, 3, Waiting(60.0)), range(3)))
         assert not parts[0].check(["address"])
         parts[0].set("address", "here")
         assert all(part.get("address") == b"here" for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("rank", "come", "told"),
+    [
+        (0, (), "1 of 3 processes have come, missing: 1, 2"),
+        (0, (2,), "2 of 3 processes have come, missing: 1"),
+        (2, (), "process 2 of 3 has come and hears nothing from 0"),
+    ],
+)
+def test_who_waits_says_for_whom_and_gives_up(rank: int, come: tuple[int, ...], told: str) -> None:
+    store, seconds, said = dist.HashStore(), itertools.count(), []  # every look at the clock is a second later
+
+    def pause(_: float) -> None:
+        """What the others do meanwhile: those that come leave a token, and say that they heard its answer."""
+        for other in come:
+            store.set(f"widemargin/token/{other}", f"of {other}")
+            if store.check([f"widemargin/answer/of {other}"]):
+                store.set(f"widemargin/heard/{store.get(f'widemargin/answer/of {other}').decode()}/{other}", "yes")
+
+    waiting = Waiting(100.0, now=lambda: float(next(seconds)), pause=pause, say=said.append)
+    with pytest.raises(InputError, match=re.escape(f"{told}; waited 100 s. See that all are started")):
+        fresh_part(store, rank, 3, waiting)
+    assert said == [f"{told}; waiting for {n} s, at most 100 s ({LIMIT})" for n in (10, 20, 40, 80)]
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "soon", "nan", "inf"])
+def test_the_time_limit_of_the_rendezvous_is_checked(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(LIMIT, text)
+    with pytest.raises(InputError, match=f"{LIMIT} must be a number of seconds above 0, got '{text}'"):
+        connect("gloo", patience=timedelta(seconds=1))
+
+
+def test_a_process_whose_fellow_never_comes_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LIMIT: "0.01"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    with pytest.raises(InputError, match="1 of 2 processes have come, missing: 1; waited"):
+        connect("gloo", patience=timedelta(hours=2))

@@ -20,16 +20,18 @@ from readers import RECORDS, binary_batch, checkpoint_bytes, digits, network, np
 from structures import joined, split
 
 import widemargin
-from widemargin.checkpoints import load_checkpoint, restore_model
+from widemargin.checkpoints import checksum, load_checkpoint, load_newest, restore_model
 from widemargin.config_files import from_dict, read_toml, to_toml, with_overrides
-from widemargin.data import read_cifar10
+from widemargin.data import load, read_cifar10
 from widemargin.data.cifar_pickle import read_python_batch
 from widemargin.data.idx import read_images
 from widemargin.data.image_folder import read_image_folder
 from widemargin.data.npz import read_npz
 from widemargin.errors import InputError
 from widemargin.evaluation.subject import load_judgeable
-from widemargin.models import load_public_state_dict
+from widemargin.evaluation.target import load_target
+from widemargin.models import budget, load_public_state_dict
+from widemargin.models.public_file import read_tensors
 from widemargin.recipes.catalog import all_recipes
 
 
@@ -240,6 +242,105 @@ def test_a_tar_header_within_a_header_within_a_header(tmp_path):
     path = written(tmp_path, "a.tar.gz", gzip.compress(content))
     with pytest.raises(InputError, match=r"a.tar.gz"):
         read_cifar10(path, "test", records_per_batch=RECORDS)
+
+
+def _pipe(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    return path
+
+
+def _piped_mnist(folder: Path) -> object:
+    for part in ("images-idx3", "labels-idx1"):
+        _pipe(folder / "mnist" / f"train-{part}-ubyte.gz")
+    return load("mnist", "train", data_dir=folder)
+
+
+PIPED = {
+    "configuration": lambda folder: read_toml(_pipe(folder / "a.toml")),
+    "public weights": lambda folder: load_judgeable(str(_pipe(folder / "a.pt")), image_shape=(1, 4, 4)),
+    "public weights in Python": lambda folder: read_tensors(_pipe(folder / "a.pt")),
+    "checkpoint": lambda folder: load_judgeable(str(_pipe(folder / "a.safetensors")), image_shape=None),
+    "checkpoint in Python": lambda folder: load_checkpoint(_pipe(folder / "a.safetensors")),
+    "weights of a run": lambda folder: load_target(_pipe(folder / "run" / "last.safetensors").parent),
+    "weights of a run that goes on": lambda folder: load_newest(
+        _pipe(folder / "last.safetensors"), folder / "previous"
+    ),
+    "arrays": lambda folder: read_npz(_pipe(folder / "a.npz"), "train"),
+    "idx": lambda folder: read_images(_pipe(folder / "a.gz")),
+    "MNIST": _piped_mnist,
+    "archive": lambda folder: read_cifar10(_pipe(folder / "a.tar.gz"), "test"),
+    "CIFAR-10": lambda folder: load(
+        "cifar10", "test", data_dir=_pipe(folder / "cifar10" / "cifar-10-binary.tar.gz").parents[1]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PIPED)
+def test_a_pipe_in_place_of_a_file(tmp_path, what):
+    with pytest.raises(InputError, match=r"is a pipe, not a file; replace it by a file or remove it"):
+        PIPED[what](tmp_path)
+
+
+def test_a_device_in_place_of_a_file(tmp_path):
+    for name in ("a.toml", "a.pt", "a.safetensors"):
+        (tmp_path / name).symlink_to("/dev/zero")
+        with pytest.raises(InputError, match=f"{name} is a device, not a file"):
+            read_toml(tmp_path / name) if name == "a.toml" else load_judgeable(str(tmp_path / name), image_shape=None)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_tar_header_of_nines_alone(tmp_path, monkeypatch, kind):
+    """tarfile would look for a number from each of its digits on: half a minute for a few hundred bytes."""
+    monkeypatch.setattr(tarfile.TarFile, "next", None)  # so it is not asked
+    header = tarfile.TarInfo("a")
+    header.type, header.size = kind, 512 * 400
+    whole = tarfile.TarInfo("b/test_batch.bin")
+    whole.size = len(binary_batch())
+    rest = whole.tobuf() + binary_batch().ljust(-(-whole.size // 512) * 512, b"\0") + bytes(1024)
+    content = gzip.compress(header.tobuf(tarfile.USTAR_FORMAT) + b"9" * header.size + rest)
+    assert len(read_cifar10(written(tmp_path, "a.tar.gz", content), "test", records_per_batch=RECORDS)) == RECORDS
+    content = gzip.compress(header.tobuf(tarfile.USTAR_FORMAT) + b"9" * 1000)
+    with pytest.raises(InputError, match=r"cannot be read as a tar.gz file \(it ends in the middle of a member\)"):
+        read_cifar10(written(tmp_path, "a.tar.gz", content), "test", records_per_batch=RECORDS)
+
+
+@pytest.mark.parametrize(
+    "model", [{"kind": "mlp", "hidden": [1] * 5000}, {"kind": "wrn-34-10", "depth": 6 * 1000 + 4, "widen": 1}]
+)
+def test_a_description_of_many_layers_of_almost_nothing(tmp_path, monkeypatch, model):
+    """Few values, so it is the number of layers that would take minutes."""
+    monkeypatch.setattr(budget, "_ROOM", 2**40)
+    header, body = split(checkpoint_bytes(tmp_path))
+    table = json.loads(header["__metadata__"]["widemargin"])
+    table["config"] |= {"model": model}
+    content = joined(header | {"__metadata__": {"widemargin": json.dumps(table)}}, body)
+    path = written(tmp_path, "a.safetensors", sealed_again(content))
+    with pytest.raises(InputError, match="is far larger than the weights it holds"):
+        restore_model(load_checkpoint(path), source=path)
+
+
+def test_no_file_holds_a_network_of_more_layers_than_any_has():
+    weights = {str(number): torch.zeros(1) for number in range(6000)}
+    with pytest.raises(InputError, match="has more than 20000 tensors"), budget.no_larger_than(weights, source="a"):
+        for _ in range(20_001):
+            torch.empty(0)
+
+
+def test_a_checkpoint_with_terabytes_of_nothing_at_its_end(tmp_path, monkeypatch):
+    path = written(tmp_path, "a.safetensors", checkpoint_bytes(tmp_path))
+    with path.open("r+b") as stream:
+        stream.truncate(2**40)
+    monkeypatch.setattr(checksum, "_CHUNK", "never read on")
+    with pytest.raises(InputError, match=r"it has 1099511627776 bytes, \d+ more than it describes"):
+        load_checkpoint(path)
+
+
+def test_the_names_of_a_file_of_many_arrays_are_not_all_told(tmp_path):
+    path = written(tmp_path, "a.npz", zip_of({f"{'x' * 99}{number}.npy": b"" for number in range(500)}))
+    with pytest.raises(InputError, match="and 492 more") as caught:
+        read_npz(path, "train")
+    assert len(str(caught.value)) < 1000
 
 
 # ---- archives that would write or reach elsewhere

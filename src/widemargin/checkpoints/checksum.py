@@ -17,6 +17,7 @@ from widemargin.files import check_file
 KEY = "checksum"
 BLANK = "sha256:" + "0" * 64
 _PLACE = re.compile(rb'\\"checksum\\": \\"sha256:([0-9a-f]{64})\\"')
+_ENDS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,20}\s*,\s*(\d{1,20})\s*\]')
 _LONGEST_HEADER = 100_000_000  # what the safetensors library itself allows
 _CHUNK = 1 << 20
 
@@ -48,6 +49,9 @@ def check_whole(path: Path) -> bool:
         place = _PLACE.search(header)
         if place is None:
             return False
+        described = 8 + len(header) + max((int(end) for end in _ENDS.findall(header)), default=0)
+        if described < (size := path.stat().st_size):  # which may be terabytes of nothing
+            raise DamagedError(path, f"it has {size} bytes, {size - described} more than it describes")
         blank = header[: place.start(1)] + b"0" * 64 + header[place.end(1) :]
         running = hashlib.sha256(struct.pack("<Q", len(header)) + blank)
         while chunk := stream.read(_CHUNK):

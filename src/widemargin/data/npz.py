@@ -23,6 +23,7 @@ from widemargin.files import check_file
 
 _CHANNELS = (1, 3)
 _HEADER_ROOM = 4096
+_FEW, _SHOWN = 8, 40  # names of arrays that are told, and characters of one
 _FORM = "numpy.savez(file, images=..., labels=...) or train_images/train_labels/test_images/test_labels"
 _MOST_CLASSES = 2**20  # a label beyond is no class number, and a network for it could not be built
 Array = npt.NDArray[Any]
@@ -57,7 +58,9 @@ def _opened(path: Path) -> zipfile.ZipFile:
 def _check_names(names: set[str], prefix: str, path: Path) -> None:
     missing = sorted({f"{prefix}images.npy", f"{prefix}labels.npy"} - names)
     if missing:
-        held = ", ".join(sorted(name.removesuffix(".npy") for name in names)) or "nothing"
+        arrays = sorted(name.removesuffix(".npy")[:_SHOWN] for name in names)
+        more = f" and {len(arrays) - _FEW} more" if len(arrays) > _FEW else ""
+        held = (", ".join(arrays[:_FEW]) or "nothing") + more
         absent = ", ".join(name.removesuffix(".npy") for name in missing)
         raise InputError(f"{path}: has no array {absent}, it holds {held}; write it with {_FORM}")
 
