@@ -263,9 +263,7 @@ PIPED = {
     "checkpoint": lambda folder: load_judgeable(str(_pipe(folder / "a.safetensors")), image_shape=None),
     "checkpoint in Python": lambda folder: load_checkpoint(_pipe(folder / "a.safetensors")),
     "weights of a run": lambda folder: load_target(_pipe(folder / "run" / "last.safetensors").parent),
-    "weights of a run that goes on": lambda folder: load_newest(
-        _pipe(folder / "last.safetensors"), folder / "previous"
-    ),
+    "weights of a run that goes on": lambda folder: load_newest(_pipe(folder / "last.safetensors"), folder),
     "arrays": lambda folder: read_npz(_pipe(folder / "a.npz"), "train"),
     "idx": lambda folder: read_images(_pipe(folder / "a.gz")),
     "MNIST": _piped_mnist,
@@ -323,8 +321,7 @@ def test_a_description_of_many_layers_of_almost_nothing(tmp_path, monkeypatch, m
 def test_no_file_holds_a_network_of_more_layers_than_any_has():
     weights = {str(number): torch.zeros(1) for number in range(6000)}
     with pytest.raises(InputError, match="has more than 20000 tensors"), budget.no_larger_than(weights, source="a"):
-        for _ in range(20_001):
-            torch.empty(0)
+        [torch.empty(0) for _ in range(20_001)]
 
 
 def test_a_checkpoint_with_terabytes_of_nothing_at_its_end(tmp_path, monkeypatch):

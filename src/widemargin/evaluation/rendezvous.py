@@ -143,9 +143,7 @@ def _hear_name(store: Store, rank: int, count: int, waiting: Waiting) -> str:
     waiting.until(lambda: store.check([answer]), lambda: f"process {rank} of {count} has come and hears nothing from 0")
     name: str = store.get(answer).decode()
     store.set(f"widemargin/heard/{name}/{rank}", "yes")
-    patient = Waiting(
-        2 * waiting.limit, waiting.now, waiting.pause, lambda _: None
-    )  # the first one says who is missing
+    patient = Waiting(2 * waiting.limit, waiting.now, waiting.pause, lambda _: None)  # it is 0 that speaks
     patient.until(
         lambda: store.check([f"widemargin/begun/{name}"]),
         lambda: f"process {rank} of {count} has come, and others have not",
