@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 import typer
-from rich.console import Console
 
 from widemargin.checks import choice
 from widemargin.cli.arguments import DataDir, Device, Json, Limit, number
@@ -38,6 +37,7 @@ from widemargin.evaluation import evaluate as judge
 from widemargin.evaluation.processes import processes
 from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE
 from widemargin.evaluation.subject import Judgeable, load_judgeable
+from widemargin.screen import console_for
 from widemargin.threat import THREATS
 from widemargin.training.setup import choose_device, held_out_images
 from widemargin.types import Norm
@@ -84,7 +84,7 @@ def evaluate(
             search=search,
             limit=limit,
             subject=found.subject,
-            console=Console(stderr=True, quiet=as_json),
+            console=console_for(stderr=True, quiet=as_json),
         )
     _show(report, as_json=as_json)
 

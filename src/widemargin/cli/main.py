@@ -1,5 +1,6 @@
 """The command ``widemargin``; it ends with 0, or with 2 and one clear line when a person can put it right."""
 
+import errno
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -8,12 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from widemargin.cli.arguments import IMPORTED, import_own
-from widemargin.cli.interrupted import InterruptionError
+from widemargin.cli.interrupted import NOT_BEGUN, InterruptionError, end_work
 from widemargin.cli.verbs import VERBS, add_verbs
 from widemargin.errors import InputError, WidemarginWarning
+from widemargin.screen import lasting_streams, one_line
 from widemargin.versions import own_version
 
 INTERRUPTED = 130
+READ_ENOUGH = 141  # as after SIGPIPE
 
 app = typer.Typer(
     name="widemargin",
@@ -53,7 +56,20 @@ add_verbs(app)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    out = lasting_streams()
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    end_work()
+    sys.stdout.flush()
+    if out.failure is not None and code == 0:
+        code = _unwritten(out.failure)
+    sys.exit(code)
+
+
+def _unwritten(failure: OSError) -> int:
+    """Standard output took not all of it; that its reader has seen enough is no mistake."""
+    if failure.errno == errno.EPIPE:
+        return READ_ENOUGH
+    return _refuse(f"cannot write to standard output: {failure.strerror}; the rest is done, what it says is lost")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -78,18 +94,22 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         return _refuse(_usage(error.format_message(), getattr(error, "ctx", None), arguments))
     if code == INTERRUPTED:  # which typer, too, makes of a KeyboardInterrupt
-        _say("interrupted; a training run goes on from its last checkpoint when the same command is given again")
+        verb = VERBS.get(_verb(arguments))
+        _say(verb.interrupted if verb else NOT_BEGUN)
     return code if isinstance(code, int) else 0
 
 
 def _usage(message: str, context: Any, arguments: Sequence[str]) -> str:
     """What the parser says, with the help that helps: that of the command."""
-    verb = next((argument for argument in arguments if argument in VERBS), "")
-    path = getattr(context, "command_path", f"widemargin {verb}".rstrip())
+    path = getattr(context, "command_path", f"widemargin {_verb(arguments)}".rstrip())
     text = message if message.endswith("?") else f"{message.rstrip('.')}."
     if path == "widemargin train" and message.startswith("No such option"):
         text += " Settings are changed with --set, such as --set optimizer.lr=0.05."
     return f"{text} See '{path} --help'."
+
+
+def _verb(arguments: Sequence[str]) -> str:
+    return next((argument for argument in arguments if argument in VERBS), "")
 
 
 def _display(usual: Callable[..., None]) -> Callable[..., None]:
@@ -105,9 +125,9 @@ def _display(usual: Callable[..., None]) -> Callable[..., None]:
 
 
 def _refuse(message: str) -> int:
-    _say(" ".join(message.split()))
+    _say(message)
     return 2
 
 
 def _say(message: str) -> None:
-    sys.stderr.write(f"widemargin: {message}\n")
+    sys.stderr.write(f"widemargin: {one_line(message)}\n")

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from widemargin.cli.alone import check_alone
 from widemargin.cli.arguments import DataDir, Device, OnNonfinite
@@ -21,6 +19,7 @@ from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes import find_recipe
 from widemargin.reports.heat_map import heat_map
 from widemargin.reports.style import save_picture
+from widemargin.screen import console_for, say, show_table
 from widemargin.training import train
 from widemargin.training.log import Line
 
@@ -75,11 +74,11 @@ def sweep(
     points = plan.points()
     _check_scored(plan, points)
     make_folder(out)
-    console = Console(stderr=True)
+    console = console_for(stderr=True)
     note_unreached(map(plan.configure, points), console)
 
     def run_point(config: RunConfig, folder: Path) -> dict[str, Any]:
-        console.print(f"[bold]{folder.name}[/bold]", highlight=False)
+        say(console, folder.name, style="bold")
         result = train(config, out=folder, data_dir=data_dir, device=device, console=console, on_nonfinite=on_nonfinite)
         return _scores(result.metrics[-1], result.metrics)
 
@@ -87,7 +86,7 @@ def sweep(
     _show(plan.grid, results(study), len(points), config.name, out)
     failed = failures(study, points)
     for point, why in failed:
-        console.print(f"failed: {point}: {why}", style="bold red", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"failed: {point}: {why}", style="bold red")
     if failed:
         raise typer.Exit(1)
 
@@ -122,17 +121,18 @@ def _show(
     out: Path,
 ) -> None:
     scores = list(dict.fromkeys(values["scored"] for _, values in done))
-    table = Table(*grid, *(map(_unit, scores) if scores else ["score"]), title=f"{name}: {len(done)} of {count} points")
+    header = (*grid, *(map(_unit, scores) if scores else ["score"]))
+    rows = []
     for point, values in sorted(done, key=lambda pair: -pair[1].get("score", -math.inf)):
         cells = (f"{values['score']:.2f}" if values["scored"] == score else "" for score in scores)
-        table.add_row(*(point[path] for path in grid), *cells)
-    console = Console()
-    console.print(table)
+        rows.append((*(point[path] for path in grid), *cells))
+    console, title = console_for(), f"{name}: {len(done)} of {count} points"
+    show_table(console, header, rows, left=len(header), title=title)
     if any(score.startswith("test") for score in scores):
-        console.print(CHOSEN_ON_TEST, highlight=False, soft_wrap=True)
+        say(console, CHOSEN_ON_TEST)
     record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
     write_text_whole(out / "sweep.json", json.dumps(record, indent=2) + "\n")
     if done and len(grid) <= 2:
         found = [(point, values["score"]) for point, values in done]
         save_picture(heat_map(grid, found, title=name, unit=" or ".join(map(_unit, scores))), out / "heat-map.png")
-        console.print(f"heat map: {out / 'heat-map.png'}", highlight=False)
+        say(console, f"heat map: {out / 'heat-map.png'}")

@@ -30,6 +30,7 @@ from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE, E
 from widemargin.evaluation.shards import Shard, shards, size_of
 from widemargin.evaluation.store import Store
 from widemargin.evaluation.wrapped import Wrapped
+from widemargin.screen import say
 from widemargin.types import Norm
 
 SANITY = "sanity"
@@ -103,10 +104,7 @@ def _telling(console: Console, count: int | None, shard_size: int) -> Say:
     """How a shard's progress is told: with their number, where it is known."""
     total = "" if count is None else f" of {math.ceil(count / shard_size)}"
 
-    def say(shard: int, what: str) -> None:
-        console.print(f"shard {shard + 1}{total}: {what}", highlight=False)
-
-    return say
+    return lambda shard, what: say(console, f"shard {shard + 1}{total}: {what}")
 
 
 @contextmanager
