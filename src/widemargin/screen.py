@@ -93,8 +93,8 @@ class Lasting(io.FileIO):
 def lasting_streams() -> Lasting:
     """Make the process's standard streams last: work goes on when a log is full or its reader is gone.
 
-    Characters that the stream's encoding does not have are written as escapes. A closed stream is opened to nowhere: else the
-    next file would take its number, and what others write there. Returns what is below standard output.
+    Characters that the stream's encoding does not have are written as escapes. A closed stream is opened to nowhere:
+    else the next file would take its number, and what others write there. Returns what is below standard output.
     """
     for descriptor in range(3):
         try:

@@ -12,6 +12,7 @@ from widemargin.cli.arguments import IMPORTED, import_own
 from widemargin.cli.interrupted import NOT_BEGUN, InterruptionError, end_work
 from widemargin.cli.verbs import VERBS, add_verbs
 from widemargin.errors import InputError, WidemarginWarning
+from widemargin.files import refused
 from widemargin.screen import lasting_streams, one_line
 from widemargin.versions import own_version
 
@@ -87,16 +88,30 @@ def _run(arguments: Sequence[str]) -> int:
     except InterruptionError as interrupt:
         _say(str(interrupt))
         return interrupt.code
+    except OSError as error:  # a name too long, a folder deleted under us, a disk: not for us to put right
+        where = error.filename if error.filename is not None else "what was asked for"
+        return _refuse(str(refused(f"use {where}", error)))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:
         if not hasattr(error, "format_message"):  # the parser's own errors have it, whichever parser typer carries
+            if _is_about_memory(error):
+                reason = next(iter(str(error).splitlines()), "no more to be had")
+                return _refuse(f"not enough memory: {reason}; use smaller batches or fewer images")
             raise
         return _refuse(_usage(error.format_message(), getattr(error, "ctx", None), arguments))
     if code == INTERRUPTED:  # which typer, too, makes of a KeyboardInterrupt
         verb = VERBS.get(_verb(arguments))
         _say(verb.interrupted if verb else NOT_BEGUN)
     return code if isinstance(code, int) else 0
+
+
+def _is_about_memory(error: Exception) -> bool:
+    """torch has an exception of its own for it on a GPU alone."""
+    words = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(part in str(error) for part in words)
+    )
 
 
 def _usage(message: str, context: Any, arguments: Sequence[str]) -> str:
@@ -119,7 +134,7 @@ def _display(usual: Callable[..., None]) -> Callable[..., None]:
         if issubclass(category, WidemarginWarning):
             _say(f"warning: {message}")
         else:
-            usual(message, category, *place)
+            usual(one_line(str(message)), category, *place)
 
     return show
 

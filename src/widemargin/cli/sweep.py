@@ -24,6 +24,7 @@ from widemargin.training import train
 from widemargin.training.log import Line
 
 SCORES = ("validation_robust", "validation_clean", "test_robust", "test_clean")
+A_DAY = 86_400
 CHOSEN_ON_TEST = (
     "These are test images: what is chosen by them looks better than it is. To choose by held-out training images, "
     "say --set data.held_out=2000"
@@ -58,17 +59,17 @@ def sweep(
     A point that fails does not stop the others; the command then ends with exit code 1, and given again tries it again.
     """
     # Optuna takes a second to import
-    from widemargin.experiments.sweep import failures, results, work
+    from widemargin.experiments.sweep import failures, own_storage, results, storage_refusals, work
 
     check_alone("sweep", "to share it, start the same command several times, on as many machines as you like")
-    if heartbeat < 1:
-        raise InputError(f"--heartbeat must be at least 1 second, got {heartbeat}")
+    if not 1 <= heartbeat <= A_DAY:
+        raise InputError(f"--heartbeat must be at least 1 second and at most a day, got {heartbeat}")
     config = with_overrides(find_recipe(recipe).config, settings or [])
     plan = Sweep(
         config=config,
         grid=parse_grid(grid),
         out=out,
-        storage=storage or f"sqlite:///{(out / 'sweep.db').resolve()}",
+        storage=storage or own_storage(out),
         heartbeat=heartbeat,
     )
     points = plan.points()
@@ -83,8 +84,9 @@ def sweep(
         return _scores(result.metrics[-1], result.metrics)
 
     study = work(plan, run_point)
-    _show(plan.grid, results(study), len(points), config.name, out)
-    failed = failures(study, points)
+    with storage_refusals(plan.storage):
+        done, failed = results(study), failures(study, points)
+    _show(plan.grid, done, len(points), config.name, out)
     for point, why in failed:
         say(console, f"failed: {point}: {why}", style="bold red")
     if failed:

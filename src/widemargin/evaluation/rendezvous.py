@@ -6,12 +6,15 @@ leaves a token of its own; the first process answers every token, stale ones too
 the others have said that they heard it.
 """
 
+import os
 import secrets
 import time
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+
+from widemargin.errors import InputError
 
 Store = Any
 """torch.distributed.Store, which torch's types do not show."""
@@ -20,11 +23,34 @@ POLL_SECONDS = 0.01
 
 def connect(backend: str, *, patience: timedelta) -> None:
     """Begin the process group; ``patience`` is how long one process waits for another."""
-    store, rank, count = next(iter(dist.rendezvous("env://", timeout=patience)))  # type: ignore[attr-defined]
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise InputError(f"WORLD_SIZE is set, but not {', '.join(missing)}: start with torchrun, or unset WORLD_SIZE")
+    rank, count = told("RANK", 0), told("WORLD_SIZE", 1)
+    if rank >= count:
+        raise InputError(f"RANK must be below WORLD_SIZE, which is {count}, got {rank}; start with torchrun")
+    try:
+        store, rank, count = next(iter(dist.rendezvous("env://", timeout=patience)))  # type: ignore[attr-defined]
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise InputError(f"the processes cannot find each other: {reason}; start them with torchrun") from None
     store.set_timeout(patience)
     dist.init_process_group(
         backend, store=fresh_part(store, rank, count), rank=rank, world_size=count, timeout=patience
     )
+
+
+def told(name: str, default: int) -> int:
+    """A number that torchrun tells by that environment variable."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < default:
+        raise InputError(
+            f"{name} must be a whole number of at least {default}, as torchrun sets it, got {text!r}; unset it, or "
+            "start with torchrun"
+        )
+    return int(text)
 
 
 def fresh_part(store: Store, rank: int, count: int) -> Store:
