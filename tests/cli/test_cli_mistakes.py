@@ -280,6 +280,19 @@ SURROUNDINGS = {
     "a batch beyond memory": (("bench", "--batch-size", 10**12, "--model", "mlp"), {}, "not enough memory: "),
     "a huge seed": (("train", "RECIPE", "--set", f"seed={10**30}", "--out", "run"), {}, "seed must be a whole number"),
     "a huge seed of the demo": (("demo", "--seed", 10**30, "--out", "run"), {}, "seed must be in [0, 2^63)"),
+    "a seed that is a digit to nobody": (
+        ("reproduce", "table1", "--seeds", "²", "--out", "run"),
+        {},
+        "--seeds: '²' must",
+    ),
+    "seeds beyond numbers": (("reproduce", "table1", "--seeds", "9" * 5000, "--out", "run"), {}, "--seeds: '999"),
+    "an import of nothing": (("--import", "", "recipes"), {}, "--import '' is no module's name"),
+    "an import from nowhere": (("--import", "..x", "recipes"), {}, "--import '..x' is no module's name"),
+    "a network beyond memory": (
+        ("train", "RECIPE", "--out", "run", "--set", f"model.hidden=[{10**12}]"),
+        {},
+        "use smaller batches, fewer images or a smaller network",
+    ),
     "a world without a rank": (
         ("train", "RECIPE", "--out", "run"),
         {"WORLD_SIZE": "2"},

@@ -97,7 +97,7 @@ def _run(arguments: Sequence[str]) -> int:
         if not hasattr(error, "format_message"):  # the parser's own errors have it, whichever parser typer carries
             if _is_about_memory(error):
                 reason = next(iter(str(error).splitlines()), "no more to be had")
-                return _refuse(f"not enough memory: {reason}; use smaller batches or fewer images")
+                return _refuse(f"not enough memory: {reason}; use smaller batches, fewer images or a smaller network")
             raise
         return _refuse(_usage(error.format_message(), getattr(error, "ctx", None), arguments))
     if code == INTERRUPTED:  # which typer, too, makes of a KeyboardInterrupt
