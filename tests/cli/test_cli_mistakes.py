@@ -288,11 +288,6 @@ SURROUNDINGS = {
     "seeds beyond numbers": (("reproduce", "table1", "--seeds", "9" * 5000, "--out", "run"), {}, "--seeds: '999"),
     "an import of nothing": (("--import", "", "recipes"), {}, "--import '' is no module's name"),
     "an import from nowhere": (("--import", "..x", "recipes"), {}, "--import '..x' is no module's name"),
-    "a network beyond memory": (
-        ("train", "RECIPE", "--out", "run", "--set", f"model.hidden=[{10**12}]"),
-        {},
-        "use smaller batches, fewer images or a smaller network",
-    ),
     "a world without a rank": (
         ("train", "RECIPE", "--out", "run"),
         {"WORLD_SIZE": "2"},

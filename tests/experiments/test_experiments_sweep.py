@@ -183,7 +183,7 @@ def test_mistakes(arguments, message, tmp_path, capsys):
         "nonsense://me:a%20s3cret@host/db",
         "me:s3cret@host/db",
         "nonsense://host/db?password=s3cret",
-        "sqlite:////nowhere/me:s3cret@x.db",
+        "sqlite:////dev/null/me:s3cret@x.db",
     ],
 )
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
