@@ -1,6 +1,15 @@
-"""``python -m widemargin``: the same as the command."""
+"""The command ``widemargin``, also as ``python -m widemargin``: hears Ctrl-C from the first moment on."""
 
-from widemargin.cli.main import main
+from widemargin.cli.interrupted import take_over
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    take_over()
+    from widemargin.cli.main import main as command  # which takes a while
+
+    command()
+
 
 if __name__ == "__main__":
     main()

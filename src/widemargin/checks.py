@@ -107,9 +107,11 @@ def pixel_hint(value: object) -> str:
 
 
 def check_count(name: str, value: object) -> None:
-    """Refuse what is not a whole number of at least 1."""
+    """Refuse what is not a whole number of at least 1, or has more bits than a size may have."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if value >= 2**63:
+        raise InputError(f"{name} must be a whole number below 2^63, got {value}; write a smaller one")
 
 
 def choice(owner: str, field: str, value: object, allowed: "tuple[object, ...]") -> None:

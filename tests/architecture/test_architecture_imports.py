@@ -120,6 +120,19 @@ def test_names_and_doors(name):
     assert ast.get_docstring(tree), f"{name} does not say what it is"
 
 
+def test_one_module_prints():
+    """So that all that is printed is text without markup, escapes or passwords, and is not cut in a pipe."""
+    for name in (name for name in INSIDE if name != "widemargin.screen"):
+        for call in (node for node in ast.walk(ast.parse(SOURCES[name].read_text())) if isinstance(node, ast.Call)):
+            words, what = ast.unparse(call.func), ast.unparse(call)
+            last = words.split(".")[-1]
+            assert last not in ("print", "secho"), f"{name}: {what}; use screen.say or screen.show_table"
+            if last == "Console":
+                assert "quiet=True" in what or "file=" in what, f"{name}: {what}; use screen.console_for"
+            if last == "echo":
+                assert "json.dumps" in what or "own_version()" in what, f"{name}: {what}; use screen.say"
+
+
 IMPORTING = """
 import random, sys
 import numpy, torch

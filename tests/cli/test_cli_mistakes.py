@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from widemargin.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from widemargin.training import steps as steps_module
+from widemargin.training.step import train_step
 
 
 @pytest.fixture
@@ -126,7 +128,7 @@ def test_a_bad_duration(refused, recipe, tmp_path, duration):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:99", "tpu", ""])
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "tpu", "", "meta"])
 def test_a_bad_device(refused, recipe, trained, tmp_path, device):
     for arguments in (("train", recipe, "--out", tmp_path / "run"), ("evaluate", trained), ("margins", trained)):
         line = refused(*arguments, "--device", device)
@@ -257,6 +259,88 @@ def test_an_empty_folder_of_images(refused, recipe, tmp_path):
     flags = ("--set", f"data.name={tmp_path / 'images'}")
     line = refused("train", recipe, "--out", tmp_path / "run", *flags)
     assert "expected one sub-folder per class" in line
+
+
+LONG = "a" * 256
+HUGE = 10**20
+SURROUNDINGS = {
+    "a long name of a run": (("train", "RECIPE", "--out", LONG), {}, "File name too long"),
+    "a long name of a recipe": (("train", f"{LONG}.toml", "--out", "run"), {}, "File name too long"),
+    "a long name of a target": (("evaluate", LONG), {}, "File name too long"),
+    "a long name of a data set": (("margins", "RUN", "--dataset", LONG), {}, "File name too long"),
+    "a long name of records": (("evaluate", "RUN", "--limit", 5, "--out", LONG), {}, "File name too long"),
+    "a long name of a picture": (("margins", "RUN", "--limit", 5, "--picture", f"{LONG}.png"), {}, "name too long"),
+    "a long name of what is reported": (("report", LONG), {}, "File name too long"),
+    "a long name of a report": (("report", "RUN", "--out", f"{LONG}.html"), {}, "File name too long"),
+    "a long name of results": (("results", "--into", LONG), {}, "File name too long"),
+    "a huge batch to judge": (("evaluate", "RUN", "--batch-size", HUGE), {}, "batch_size must be a whole number below"),
+    "a huge shard": (("evaluate", "RUN", "--shard-size", HUGE), {}, "shard_size must be a whole number below 2^63"),
+    "a huge batch to time": (("bench", "--batch-size", HUGE), {}, "--batch-size must be a whole number below 2^63"),
+    "a batch beyond sizes": (("bench", "--batch-size", 10**18, "--model", "mlp"), {}, "not enough memory: "),
+    "a batch beyond memory": (("bench", "--batch-size", 10**12, "--model", "mlp"), {}, "not enough memory: "),
+    "a huge seed": (("train", "RECIPE", "--set", f"seed={10**30}", "--out", "run"), {}, "seed must be a whole number"),
+    "a huge seed of the demo": (("demo", "--seed", 10**30, "--out", "run"), {}, "seed must be in [0, 2^63)"),
+    "a seed that is a digit to nobody": (
+        ("reproduce", "table1", "--seeds", "²", "--out", "run"),
+        {},
+        "--seeds: '²' must",
+    ),
+    "seeds beyond numbers": (("reproduce", "table1", "--seeds", "9" * 5000, "--out", "run"), {}, "--seeds: '999"),
+    "an import of nothing": (("--import", "", "recipes"), {}, "--import '' is no module's name"),
+    "an import from nowhere": (("--import", "..x", "recipes"), {}, "--import '..x' is no module's name"),
+    "a world without a rank": (
+        ("train", "RECIPE", "--out", "run"),
+        {"WORLD_SIZE": "2"},
+        "WORLD_SIZE is set, but not RANK, MASTER_ADDR, MASTER_PORT: start with torchrun, or unset WORLD_SIZE",
+    ),
+    "a world without a rank to judge": (("evaluate", "RUN", "--out", "o"), {"WORLD_SIZE": "2"}, "but not RANK"),
+    "a world that is no number": (("train", "RECIPE", "--out", "run"), {"WORLD_SIZE": "x"}, "WORLD_SIZE must be a"),
+    "a world of nobody": (("evaluate", "RUN"), {"WORLD_SIZE": "0"}, "WORLD_SIZE must be a whole number of at least 1"),
+    "a rank that is no number": (("evaluate", "RUN"), {"RANK": "x"}, "RANK must be a whole number of at least 0"),
+    "a local rank that is no number": (
+        ("train", "RECIPE", "--out", "run"),
+        {"LOCAL_RANK": "-1"},
+        "LOCAL_RANK must be a whole number of at least 0, as torchrun sets it, got '-1'",
+    ),
+    "a rank beyond the world": (
+        ("train", "RECIPE", "--out", "run"),
+        {"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+        "RANK must be below WORLD_SIZE, which is 2, got 2",
+    ),
+    "a port that is none": (
+        ("train", "RECIPE", "--out", "run"),
+        {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"},
+        "the processes cannot find each other: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", SURROUNDINGS)
+def test_what_the_system_or_the_machine_refuses(refused, recipe, trained, tmp_path, monkeypatch, mistake):
+    arguments, environment, says = SURROUNDINGS[mistake]
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    line = refused(*({"RECIPE": recipe, "RUN": trained}.get(argument, argument) for argument in arguments))
+    assert says in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_removed_under_the_run(refused, recipe, tmp_path, monkeypatch):
+    def removing(*arguments, **options):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return train_step(*arguments, **options)
+
+    monkeypatch.setattr(steps_module, "train_step", removing)
+    assert str(tmp_path / "run") in refused("train", recipe, "--out", tmp_path / "run")
+
+
+def test_a_current_folder_that_is_removed(refused, trained, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "No such file or directory" in refused("train", "demo/plain", "--out", "run")
+    assert "No such file or directory" in refused("evaluate", trained, "--limit", 5, "--out", "records")
 
 
 def test_an_unwritable_out(refused, recipe, tmp_path):

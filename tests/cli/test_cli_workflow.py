@@ -1,9 +1,13 @@
 """train -> resume -> evaluate -> margins -> demo, as a user goes through them."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,10 +19,12 @@ from widemargin.cli import demo as demo_module
 from widemargin.cli import main as main_module
 from widemargin.cli import margins as margins_module
 from widemargin.cli.own_attack import own_attack
+from widemargin.cli.verbs import VERBS
 from widemargin.config import EMRConfig
-from widemargin.config_files import read_toml
+from widemargin.config_files import read_toml, to_toml
 from widemargin.data import in_order, load
 from widemargin.evaluation import load_target, measure_margins, percent, verdicts
+from widemargin.models import MODELS, MLPConfig
 from widemargin.recipes import Recipe
 from widemargin.reports.demo_picture import demo_figure
 from widemargin.training import steps as steps_module
@@ -409,6 +415,120 @@ def test_the_demo_on_tiny_runs(command, recipe, tmp_path, monkeypatch):
         assert twins[name].accuracy == robust
         assert len(margins[name]) == 60
     assert "points under attack" in answer.text
+
+
+EVIL = "[/b] :factory: \x1b[31mred\x9b2J\u202e[bold"
+"""Markup, a name of a picture, escapes that steer terminals, a change of direction."""
+SHOWN = "[/b] :factory: \\u001b[31mred\\u009b2J\\u202e[bold"
+
+
+@pytest.fixture(scope="module")
+def evil(recipe, tmp_path_factory):
+    """A finished run whose name is hostile, in a folder of such a name."""
+    path = tmp_path_factory.mktemp("evil")
+    (path / "evil.toml").write_text(to_toml(replace(read_toml(recipe), name=EVIL)))
+    assert main_module.run(["train", str(path / "evil.toml"), "--out", str(path / "[/b] run")]) == 0
+    return path
+
+
+HOSTILE = {
+    "recipes": (("recipes", "show", "EVIL/evil.toml"), "name = "),
+    "train": (("train", "EVIL/evil.toml", "--out", "[/b]\x1b"), "next: widemargin evaluate '[/b]\\u001b'"),
+    "evaluate": (("evaluate", "EVIL/[/b] run", "--limit", 9, "--out", "[/b]\x1b"), "records: [/b]\\u001b"),
+    "margins": (("margins", "EVIL/[/b] run", "--limit", 9, "--picture", "[/b].png"), f"(l2), {SHOWN}: test images"),
+    "sweep": (("sweep", "EVIL/evil.toml", "--grid", "seed=0", "--out", "[/b]?%41 #"), f"{SHOWN}: 1 of 1 points"),
+    "report": (("report", "EVIL/[/b] run", "--out", "[b].html"), "[b].html"),
+    "a mistake": (("train", "EVIL/evil.toml", "--out", "\x1b[31m", "--set", "\x1b=1"), "widemargin: "),
+    "a target": (("evaluate", "\x1b]0;title\x07"), "\\u001b]0;title\\u0007"),
+}
+
+
+@pytest.mark.parametrize("verb", HOSTILE)
+def test_hostile_names_are_printed_as_text(command, evil, tmp_path, monkeypatch, verb):
+    arguments, says = HOSTILE[verb]
+    monkeypatch.chdir(tmp_path)
+    answer = command(*(str(argument).replace("EVIL", str(evil)) for argument in arguments))
+    said = answer.out + answer.err
+    assert answer.code == (2 if verb in ("a mistake", "a target") else 0), said
+    assert says in said
+    assert all(character.isprintable() or character == "\n" for character in said)
+    assert "🏭" not in said
+
+
+PIPED = {
+    "recipes": ("recipes",),
+    "recipes show": ("recipes", "show", "cifar-cnn/at-emr"),
+    "train": ("train", "RECIPE", "--out", "a-folder-of-a-long-name/and-another/" + "x" * 100),
+    "evaluate": ("evaluate", "RUN", "--limit", "9", "--eps", "1/255,2/255,3/255,4/255,5/255,6/255,7/255", "--out", "o"),
+    "margins": ("margins", "RUN", "--limit", "9", "--picture", "x" * 100 + ".png"),
+    "sweep": ("sweep", "RECIPE", "--grid", "data.train_limit=30,40", "--grid", "optimizer.lr=0.1", "--out", "x" * 90),
+    "bench": ("bench", "--model", "mlp", "--batch-size", "2", "--rounds", "1", "--emr", "approximate"),
+    "bench --paper": ("bench", "--paper", "--model", "mlp", "--batch-size", "2", "--rounds", "1"),
+    "report": ("report", "RUN", "--out", "x" * 100 + ".html"),
+    "reproduce": ("reproduce", "table1", "--quick", "--rows", "st-wd0.1", "--out", "x" * 100),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("columns", [None, "40"])
+@pytest.mark.parametrize("verb", PIPED)
+def test_what_goes_into_a_pipe_is_neither_wrapped_nor_cut(
+    command, recipe, trained, tmp_path, monkeypatch, verb, columns
+):
+    if verb.startswith("bench"):
+        monkeypatch.setitem(MODELS, "mlp", partial(MLPConfig, hidden=(16,)))
+    lines = []
+    for width in (columns, "1000"):
+        monkeypatch.delenv("COLUMNS") if width is None else monkeypatch.setenv("COLUMNS", width)
+        folder = tmp_path / str(width)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        answer = command(*({"RECIPE": recipe, "RUN": trained}.get(argument, argument) for argument in PIPED[verb]))
+        assert answer.code == 0, answer.err
+        said = re.sub(r"[^\x20-\x7e\n…]", "", re.sub(r"-?[\d.,]+(e[+-]?\d+)?|[GT]FLOP", "0", answer.out + answer.err))
+        lines.append([line.split() for line in said.splitlines()])
+    assert lines[0] == lines[1]
+    assert "…" not in answer.out + answer.err
+
+
+STREAMS = {
+    "a full log": ("train RECIPE --out run 2>/dev/full", 0, ""),
+    "a closed log": ("train RECIPE --out run 2>&-", 0, ""),
+    "a log nobody reads": ("train RECIPE --out run 2> >(exit)", 0, ""),
+    "a mistake into a full log": ("train RECIPE --out run --set seed=-1 2>/dev/full", 2, ""),
+    "a full disk": ("recipes >/dev/full", 2, "widemargin: cannot write to standard output: No space left on device"),
+    "a reader who has enough": ("recipes | head -n 1 >/dev/null; exit ${PIPESTATUS[0]}", 141, ""),
+    "closed output": ("recipes >&-", 0, ""),
+    "a terminal of ASCII": ("evaluate RUN --limit 9 >out", 0, ""),
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_streams_that_cannot_be_written(recipe, trained, tmp_path, stream):
+    words, code, says = STREAMS[stream]
+    line = f"{sys.executable} -m widemargin {words.replace('RECIPE', str(recipe)).replace('RUN', str(trained))}"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    said = "".join(line for line in done.stderr.splitlines() if not line.startswith("shard "))
+    assert said.startswith(says)
+    assert bool(said) == bool(says)
+    if words.startswith("train") and code == 0:
+        assert epochs_of(tmp_path / "run") == [1, 2]
+        assert (tmp_path / "run" / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_interrupt_speaks_of_the_verb(monkeypatch, capsys, verb):
+    def interrupted(**kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main_module, "app", interrupted)
+    assert main_module.run([verb]) == 130
+    assert capsys.readouterr().err == f"widemargin: {VERBS[verb].interrupted}\n"
+    assert ("training run" in VERBS[verb].interrupted) == (verb == "train")
 
 
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):

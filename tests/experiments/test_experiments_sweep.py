@@ -1,14 +1,17 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 
 from widemargin.cli.main import run
 from widemargin.errors import InputError
 from widemargin.experiments.grid import Sweep, parse_grid
-from widemargin.experiments.sweep import _join, failures, results, work
+from widemargin.experiments.sweep import READY, _join, failures, own_storage, results, storage_refusals, work
 from widemargin.recipes import find_recipe
 
 WORKER = Path(__file__).with_name("sweep_worker.py")
@@ -162,12 +165,90 @@ def test_grids_that_are_none(grid, message):
         (["--grid", "emr.weight=0.1,0.2,0.10"], "emr.weight=0.1 and emr.weight=0.10 are the same run"),
         (["--grid", "emr.weight=1", "--storage", "nonsense://x"], "cannot be opened"),
         (["--grid", "emr.weight=1", "--heartbeat", "0"], "--heartbeat must be at least 1"),
+        (["--grid", "emr.weight=1", "--heartbeat", str(10**20)], "and at most a day"),
     ],
 )
 def test_mistakes(arguments, message, tmp_path, capsys):
     assert run(["sweep", "demo/emr", "--out", str(tmp_path), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "points").exists()
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        "nonsense://me:s3cret@host/db",
+        "nonsense://me:s3cret@host:port/db",
+        "nonsense://me:s3cret@rest/s3cret@host/db",
+        "nonsense://me:a%20s3cret@host/db",
+        "me:s3cret@host/db",
+        "nonsense://host/db?password=s3cret",
+        "sqlite:////dev/null/me:s3cret@x.db",
+    ],
+)
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
+def test_a_password_is_told_to_nobody(storage, tmp_path, capsys):
+    assert run(["sweep", "demo/emr", "--out", str(tmp_path), "--grid", "emr.weight=1", "--storage", storage]) == 2
+    said = capsys.readouterr()
+    assert "cannot be opened" in said.err
+    assert "***" in said.err
+    assert "s3cret" not in said.out + said.err
+    assert not any("s3cret" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_a_driver_that_repeats_the_password_is_not_repeated():
+    with pytest.raises(InputError) as refusal, storage_refusals("postgresql://me:p%40ss w0rd@host/db"):
+        raise SQLAlchemyError("no user me with p@ss w0rd (p%40ss w0rd) at w0rd@host\nand much more")
+    assert "me with ***" in str(refusal.value)
+    assert "p@ss" not in str(refusal.value)
+    assert "p%40ss" not in str(refusal.value)
+
+
+def _no_database(path):
+    path.write_text("years of work")
+
+
+def _of_another_study(path):
+    study = optuna.create_study(study_name="demo/emr", storage=f"sqlite:///{path}", direction="maximize")
+    study.set_user_attr(READY, True)
+
+
+def _cut(path):
+    _of_another_study(path)
+    path.write_bytes(path.read_bytes()[:20_000])
+
+
+def _overwritten(path):
+    _of_another_study(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:8192] + bytes([7]) * (len(whole) - 8192))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_no_database, "file is not a database"),
+        (_of_another_study, "is of another grid or configuration"),
+        (_cut, "malformed"),
+        (_overwritten, "malformed"),
+        (lambda path: path.mkdir(), "unable to open database file"),
+    ],
+)
+def test_a_damaged_database_is_told_in_a_line(damage, says, tmp_path, capsys):
+    damage(tmp_path / "sweep.db")
+    assert run(["sweep", "demo/emr", "--out", str(tmp_path), "--grid", "emr.weight=1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert not (tmp_path / "points").exists()
+
+
+@pytest.mark.parametrize("name", ["s?x", "a%41", "# [", "?"])
+def test_the_storage_is_in_the_folder_whatever_its_name(name, tmp_path):
+    (tmp_path / name).mkdir()
+    sweep = replace(sweep_over(["0.1"], tmp_path / name), storage=own_storage(tmp_path / name))
+    work(sweep, lambda config, _folder: {"score": 1.0})
+    assert (tmp_path / name / "sweep.db").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_sweep_over_held_out_images_says_so_and_one_with_a_forgotten_schedule_too(tmp_path, capsys):

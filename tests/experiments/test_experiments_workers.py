@@ -344,7 +344,7 @@ def test_ctrl_c_ends_the_children_too(tmp_path):
             break
     said += parent.stderr.readlines()
     assert parent.wait() == 130, "".join(said)
-    assert any("interrupted; a training run goes on" in line for line in said)
+    assert any("interrupted; the same command goes on" in line for line in said)
     assert not any("Traceback" in line for line in said)
     assert not any("st-wd0" in line for line in said)
     assert children_in(tmp_path) == []

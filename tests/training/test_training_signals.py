@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -157,6 +159,83 @@ code = 7 if train(config, out=out).finished else 1
 def test_a_process_s_own_ways_with_signals_are_kept(script, number, config, nursery, tmp_path):
     ended = nursery.run(to_toml(config), tmp_path / "run", ("step", in_step(2), number), script=script)
     assert ended.code == 7, ended.err
+
+
+def test_a_command_started_with_sigint_ignored_goes_on_ignoring_it(config, nursery, tmp_path):
+    """As in the background of a script, where Ctrl-C is meant for somebody else; SIGTERM still stops it."""
+    (tmp_path / "run.toml").write_text(to_toml(config))
+    script = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + COMMAND
+    points = [("step", in_step(2), INT), ("step", in_step(2) + 1, INT), ("step", in_step(3), TERM)]
+    stopped = nursery.run(to_toml(config), tmp_path / "run", *points, script=script)
+    assert stopped.code == 0
+    assert "stopped by SIGTERM after 0 of 3 epochs and 3 steps" in stopped.err
+    assert place(tmp_path / "run") == (0, 3)
+
+
+INTERRUPTED = """
+import os, signal, sys, widemargin.__main__
+from widemargin.cli import interrupted
+def interrupt(times=1):
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGINT)
+def on_import(module, times):
+    seen = []
+    def hook(event, args):
+        if event == "import" and args[0] == module and not seen:
+            seen.append(module)
+            interrupt(times)
+    sys.addaudithook(hook)
+def work():
+    interrupted.take_over()
+    interrupted.begin_work("these words")
+class Cleaning:
+    def __enter__(self): return self
+    def __exit__(self, *_): interrupt()
+class Dying:
+    def __del__(self): interrupt()
+sys.argv = ["widemargin", "bench", "--model", "mlp", "--device", "cpu"]
+"""
+NOT_BEGUN = "widemargin: interrupted before the work began; nothing was changed\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("on_import('typer', 1); widemargin.__main__.main()", NOT_BEGUN),
+        ("on_import('torch._C', 1); widemargin.__main__.main()", NOT_BEGUN),
+        ("on_import('torch', 2); widemargin.__main__.main()", NOT_BEGUN),
+        ("on_import('torch.nn', 2); widemargin.__main__.main()", NOT_BEGUN),
+        ("work()\nwith Cleaning(): interrupt()", "widemargin: these words\n"),
+        ("work()\nDying()", "widemargin: interrupted\n"),
+        ("work()\ninterrupted.end_work()\ninterrupt()", ""),
+        ("work()\ninterrupt()", ""),  # nobody catches it
+        (
+            "signal.signal(signal.SIGINT, signal.SIG_IGN); work(); interrupt(); interrupted.end_work(); interrupt()\n"
+            "sys.exit(130)",
+            "",
+        ),
+    ],
+)
+def test_an_interrupt_at_any_moment_ends_in_a_line_and_no_traceback(script, says):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED + script], capture_output=True, text=True, check=False)
+    assert done.returncode in (130, -INT)
+    assert done.stderr == says
+
+
+IGNORING = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_where_signals_are_ignored_the_tests_pass_as_well():
+    """``nohup make test &``, some CI systems: children inherit what is ignored; tests/conftest.py puts it right."""
+    one = f"{__file__}::test_an_interrupt_at_any_moment_ends_in_a_line_and_no_traceback"
+    command = ["-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", "-k", "Dying", one]
+    done = subprocess.run([sys.executable, "-c", IGNORING, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.split()[0] == "."
 
 
 def test_in_another_thread_no_handler_is_touched(tiny, tmp_path):

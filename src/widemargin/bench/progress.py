@@ -6,6 +6,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from widemargin.screen import say
+
 
 class Phases:
     """Says what is going on; ``Console(quiet=True)`` shows nothing."""
@@ -14,7 +16,7 @@ class Phases:
         self._console = console
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             TimeElapsedColumn(),
             console=console,
@@ -36,7 +38,7 @@ class Phases:
         """A new phase, of so many steps where that is known."""
         self._progress.update(self._task, description=what, total=steps, completed=0)
         if not self._console.is_terminal:
-            self._console.print(what, highlight=False, soft_wrap=True)
+            say(self._console, what)
 
     def advance(self) -> None:
         """One of them is done."""

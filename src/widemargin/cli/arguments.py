@@ -40,6 +40,8 @@ def import_own(name: str) -> None:
     """Import a user's module, from the current folder too, so that what it adds to the registries is known."""
     if "" not in sys.path:
         sys.path.insert(0, "")
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise InputError(f"--import {name!r} is no module's name; give it as Python imports it, such as package.module")
     try:
         importlib.import_module(name)
     except ImportError as error:

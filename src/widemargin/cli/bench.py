@@ -4,8 +4,6 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from widemargin.bench import (
     EMR_KINDS,
@@ -22,6 +20,7 @@ from widemargin.checks import check_count, choice
 from widemargin.cli.arguments import Device, EngineOption, Json
 from widemargin.engine import ENGINES
 from widemargin.errors import InputError
+from widemargin.screen import console_for, show_table
 from widemargin.training.setup import choose_device
 
 GPU_MODEL, CPU_MODEL = "wrn-34-10", "mlp"
@@ -69,7 +68,7 @@ def bench(
     count = (GPU_ROUNDS if gpu else CPU_ROUNDS) if rounds is None else rounds
     check_count("--batch-size", size)
     check_count("--rounds", count)
-    console = Console(stderr=True)
+    console = console_for(stderr=True)
     if paper:
         table = paper_table(name, batch_size=size, engine=engine, device=chosen, rounds=count, console=console)
         _print_paper(table, as_json=as_json)
@@ -95,10 +94,8 @@ def _print(measured: Measured, *, as_json: bool) -> None:
         return
     case = measured.case
     title = f"{case.label()}: {case.model}, batch {case.batch_size}"
-    table = Table("what", "measured", title=title, caption=_where(measured), caption_justify="left")
-    for what, value in _lines(measured).items():
-        table.add_row(what, value)
-    Console().print(table)
+    header = ("what", "measured")
+    show_table(console_for(), header, _lines(measured).items(), left=2, title=title, notes=[_where(measured)])
 
 
 def _lines(measured: Measured) -> dict[str, str]:
@@ -147,15 +144,11 @@ def _print_paper(table: PaperTable, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(table.record(), indent=2))
         return
-    shown = Table(
-        title=f"step times: {table.model}, batch {table.batch_size}; ratios to plain AT, ours beside the paper's",
-        caption="\n".join(part for part in (_where(table), table.note) if part),
-        caption_justify="left",
-    )
-    for column in ("step", "ms", "spread", "ratio", "paper's s", "paper's ratio"):
-        shown.add_column(column, justify="left" if column == "step" else "right")
+    title = f"step times: {table.model}, batch {table.batch_size}; ratios to plain AT, ours beside the paper's"
+    rows = []
     for row in table.rows:
         spread = f"{1000 * row.step.low:.4g} to {1000 * row.step.high:.4g}"
         ours = (f"{1000 * row.step.median:.4g}", spread, f"{row.ratio:.2f}")
-        shown.add_row(row.name, *ours, f"{row.published:.2f}", f"{row.published_ratio:.2f}")
-    Console().print(shown)
+        rows.append((row.name, *ours, f"{row.published:.2f}", f"{row.published_ratio:.2f}"))
+    header = ("step", "ms", "spread", "ratio", "paper's s", "paper's ratio")
+    show_table(console_for(), header, rows, title=title, notes=[part for part in (_where(table), table.note) if part])

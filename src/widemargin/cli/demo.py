@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from widemargin.attacks import PGD
 from widemargin.cli.alone import check_alone
@@ -19,6 +18,7 @@ from widemargin.recipes.demo import ATTACK
 from widemargin.reports.demo_picture import Twins, demo_figure
 from widemargin.reports.measures import attack_title
 from widemargin.reports.style import save_picture
+from widemargin.screen import console_for, say, show_table
 from widemargin.training import train as train_run
 
 MODELS = {"plain": "demo/plain", "EMR": "demo/emr"}
@@ -32,14 +32,14 @@ def demo(
     """Train the paper's MLP twice on embedded MNIST digits, plain and with EMR, attack both, and draw the margins."""
     check_alone("demo", "it takes about two minutes")
     began = time.monotonic()
-    console = Console()
+    console = console_for()
     test = load("mnist-embedded", "test")
     rows: dict[str, dict[str, float]] = {}
     margins: dict[str, MeasuredMargins] = {}
     twins: dict[str, Twins] = {}
     for name, recipe in MODELS.items():
         config = replace(find_recipe(recipe).config, seed=seed)
-        console.print(f"[bold]{name}[/bold]: training {config.name} on {config.data.name}", highlight=False)
+        say(console, f"{name}: training {config.name} on {config.data.name}", style="bold")
         train_run(config, out=out / config.name.split("/")[1], console=console)
         rows[name], margins[name], twins[name] = _judge(out / config.name.split("/")[1], test)
     picture = out / "demo.png"
@@ -73,18 +73,16 @@ def _print(
     seconds: float,
 ) -> None:
     attack: PGD = ATTACK
-    table = Table(
-        title=f"{count:,} test digits; PGD20: {attack.steps} steps of {attack.step_size} inside linf {attack.eps}"
-    )
-    for column in ("model", "clean %", "PGD20 %", "mean effective margin"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    for name, row in rows.items():
-        mean = margins[name].over_all().mean
-        table.add_row(name, f"{row['clean']:.2f}", f"{row['pgd20']:.2f}", "-" if mean is None else f"{mean:.3f}")
-    console.print(table)
+    title = f"{count:,} test digits; PGD20: {attack.steps} steps of {attack.step_size} inside linf {attack.eps}"
+    means = {name: margins[name].over_all().mean for name in rows}
+    lines = [
+        (name, f"{row['clean']:.2f}", f"{row['pgd20']:.2f}", "-" if means[name] is None else f"{means[name]:.3f}")
+        for name, row in rows.items()
+    ]
+    show_table(console, ("model", "clean %", "PGD20 %", "mean effective margin"), lines, title=title)
     gain = rows["EMR"]["pgd20"] - rows["plain"]["pgd20"]
     cost = rows["plain"]["clean"] - rows["EMR"]["clean"]
-    console.print(
+    say(
+        console,
         f"EMR: {gain:+.1f} points under attack for {cost:.1f} of clean accuracy. Picture: {picture}. {seconds:.0f} s.",
-        highlight=False,
     )

@@ -1,15 +1,14 @@
 """``widemargin evaluate``: accuracy of a model, clean and under attack, with what a reader must know beside it."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import typer
-from rich.console import Console
 
 from widemargin.checks import choice
+from widemargin.cli import interrupted
 from widemargin.cli.arguments import DataDir, Device, Json, Limit, number
 from widemargin.cli.evaluation_options import (
     Attacks,
@@ -29,16 +28,16 @@ from widemargin.cli.evaluation_options import (
     TargetName,
 )
 from widemargin.cli.evaluation_table import print_report
-from widemargin.cli.interrupted import told
 from widemargin.cli.split_option import check_split
 from widemargin.config import EvaluationConfig
 from widemargin.data import ImageSet, load
 from widemargin.errors import InputError
-from widemargin.evaluation import Report
 from widemargin.evaluation import evaluate as judge
 from widemargin.evaluation.processes import processes
+from widemargin.evaluation.rendezvous import told
 from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE
 from widemargin.evaluation.subject import Judgeable, load_judgeable
+from widemargin.screen import console_for
 from widemargin.threat import THREATS
 from widemargin.training.setup import choose_device, held_out_images
 from widemargin.types import Norm
@@ -66,7 +65,8 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Accuracy on the test images, clean and under each attack, with alarms where one should doubt the numbers."""
-    with told(_going_on(out)), processes(out) as group:
+    speaks = told("RANK", 0) == 0  # of several processes, one
+    with interrupted.told(_going_on(out)), processes(out) as group:
         with group.agreeing():
             asked = _norm(norm)
             found, data = _case(target, dataset, split, data_dir, head_scale, normalize, _device(device))
@@ -86,9 +86,14 @@ def evaluate(
             search=search,
             limit=limit,
             subject=found.subject,
-            console=Console(stderr=True, quiet=as_json),
+            console=console_for(stderr=True, quiet=as_json),
         )
-    _show(report, as_json=as_json)
+    if not speaks:
+        return
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        print_report(report)
 
 
 def _going_on(out: Path | None) -> str:
@@ -128,20 +133,11 @@ def _norm(name: str | None) -> Norm | None:
     return "l2" if name == "l2" else "linf"
 
 
-def _show(report: Report, *, as_json: bool) -> None:
-    if os.environ.get("RANK", "0") != "0":  # of several processes, one speaks
-        return
-    if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2))
-    else:
-        print_report(report)
-
-
 def _device(name: str) -> torch.device:
     """As asked for; under "auto" each process that torchrun started here has a GPU of its own."""
     device = choose_device(name)
     if name == "auto" and device.type == "cuda":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        return torch.device("cuda", told("LOCAL_RANK", 0) % torch.cuda.device_count())
     return device
 
 

@@ -1,23 +1,24 @@
 """A report of an evaluation on the screen: the table, what was measured, and what a reader must know beside it."""
 
+from collections.abc import Iterator
+
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from widemargin.evaluation import Report
 from widemargin.evaluation.report import Subject
 from widemargin.evaluation.settings import AUTOATTACK, written
+from widemargin.screen import console_for, say, show_table
 
 
 def print_report(report: Report) -> None:
     """Print it all."""
-    console = Console()
-    console.print(Text(_title(report)), soft_wrap=True)
-    console.print(_table(report))
+    console = console_for()
+    say(console, _title(report))
+    show_table(console, ("attack", "accuracy %"), _rows(report))
     _print_measured(console, report)
     _print_known(console, report)
     if report.files is not None:
-        console.print(Text(f"records: {report.files}"), soft_wrap=True)
+        say(console, f"records: {report.files}")
 
 
 def _title(report: Report) -> str:
@@ -39,13 +40,10 @@ def _spelled(eps: float) -> str:
     return value if written(eps) == value else f"{written(eps)} = {value}"
 
 
-def _table(report: Report) -> Table:
-    table = Table("attack", "accuracy %")
-    table.columns[1].justify = "right"
+def _rows(report: Report) -> Iterator[tuple[str, str]]:
     for name, value in report.accuracy.items():
         part = name.startswith(f"{AUTOATTACK}/")
-        table.add_row(f"  after {name.removeprefix(AUTOATTACK + '/')}" if part else name, f"{value:.2f}")
-    return table
+        yield f"  after {name.removeprefix(AUTOATTACK + '/')}" if part else name, f"{value:.2f}"
 
 
 def _print_measured(console: Console, report: Report) -> None:
@@ -53,16 +51,16 @@ def _print_measured(console: Console, report: Report) -> None:
     margins, distance = record["margins"], record["distance"]
     if margins is not None and margins["correct"]["mean"] is not None:
         correct = margins["correct"]
-        console.print(
+        say(
+            console,
             f"effective margin ({record['norm']}): {correct['mean']:.4g} ± {correct['std']:.4g} if classified right",
-            highlight=False,
         )
     if distance is not None and distance["median"] is not None:
         rank = distance["rank_correlation"]
         shown = "" if rank is None else f"; rank correlation with the margin {rank:.3f}"
-        console.print(
+        say(
+            console,
             f"distance ({record['norm']}) to the nearest adversarial image: median {distance['median']:.4g}{shown}",
-            highlight=False,
         )
 
 
@@ -74,8 +72,8 @@ def described_weights(subject: Subject) -> str:
 
 def _print_known(console: Console, report: Report) -> None:
     """Which weights, notes, alarms."""
-    console.print(Text(f"weights: {described_weights(report.subject)}"), soft_wrap=True)
+    say(console, f"weights: {described_weights(report.subject)}")
     for note in report.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+        say(console, f"note: {note}")
     for alarm in report.alarms:
-        console.print(f"[bold red]alarm {alarm.name}[/]: {alarm.message}. {alarm.suggestion}", highlight=False)
+        say(console, f"alarm {alarm.name}: {alarm.message}. {alarm.suggestion}", style="bold red")

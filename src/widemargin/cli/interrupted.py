@@ -1,10 +1,77 @@
-"""An interrupt (Ctrl-C, or SIGTERM from a scheduler) that says how the work goes on."""
+"""An interrupt (Ctrl-C, or SIGTERM from a scheduler) that says how the work goes on, and never ends in a traceback.
 
+While the command starts, which is mostly the import of torch, Ctrl-C ends it at once: an exception would go through
+others' half-initialized modules. While a verb works the first Ctrl-C is a KeyboardInterrupt, and the next one does not
+wait for what the first one makes the verb do. A process that was started with SIGINT ignored goes on ignoring it.
+"""
+
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+NOT_BEGUN = "interrupted before the work began; nothing was changed"
+
+
+class AtOnce:
+    """A handler of signals that ends the process with these words."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __call__(self, number: int, _frame: FrameType | None = None) -> None:
+        """End it; nobody cleans up, and the streams may be in use."""
+        with suppress(OSError):
+            os.write(2, f"widemargin: {self.words}\n".encode() if self.words else b"")
+        os._exit(128 + number)
+
+
+class Once:
+    """A handler that raises KeyboardInterrupt; from then on Ctrl-C ends the process."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        """The first time."""
+        signal.signal(number, AtOnce(self.words))
+        raise KeyboardInterrupt
+
+
+def take_over() -> None:
+    """The process is a command from now on, and it starts: Ctrl-C ends it."""
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
+        signal.signal(signal.SIGINT, AtOnce(NOT_BEGUN))
+    sys.excepthook, sys.unraisablehook = _told_already, _ended_in_a_destructor
+
+
+def begin_work(words: str) -> None:
+    """The verb begins, with these words for an interrupt; nothing where the process is no command of ours."""
+    if isinstance(signal.getsignal(signal.SIGINT), AtOnce):
+        signal.signal(signal.SIGINT, Once(words))
+
+
+def end_work() -> None:
+    """All is said: who asks to stop now waits for the process's end alone."""
+    if isinstance(signal.getsignal(signal.SIGINT), AtOnce | Once):
+        signal.signal(signal.SIGINT, AtOnce(""))
+
+
+def _told_already(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What nobody caught: an interrupt is no mistake of ours."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+
+
+def _ended_in_a_destructor(failure: Any) -> None:
+    """An interrupt that came where Python lets none out ends the process all the same."""
+    if isinstance(failure.exc_value, KeyboardInterrupt):
+        AtOnce("interrupted")(signal.SIGINT)
+    sys.__unraisablehook__(failure)
 
 
 class InterruptionError(Exception):

@@ -1,5 +1,6 @@
 """The command ``widemargin``; it ends with 0, or with 2 and one clear line when a person can put it right."""
 
+import errno
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -8,12 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from widemargin.cli.arguments import IMPORTED, import_own
-from widemargin.cli.interrupted import InterruptionError
+from widemargin.cli.interrupted import NOT_BEGUN, InterruptionError, end_work
 from widemargin.cli.verbs import VERBS, add_verbs
 from widemargin.errors import InputError, WidemarginWarning
+from widemargin.files import refused
+from widemargin.screen import lasting_streams, one_line
 from widemargin.versions import own_version
 
 INTERRUPTED = 130
+READ_ENOUGH = 141  # as after SIGPIPE
 
 app = typer.Typer(
     name="widemargin",
@@ -53,7 +57,20 @@ add_verbs(app)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    out = lasting_streams()
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    end_work()
+    sys.stdout.flush()
+    if out.failure is not None and code == 0:
+        code = _unwritten(out.failure)
+    sys.exit(code)
+
+
+def _unwritten(failure: OSError) -> int:
+    """Standard output took not all of it; that its reader has seen enough is no mistake."""
+    if failure.errno == errno.EPIPE:
+        return READ_ENOUGH
+    return _refuse(f"cannot write to standard output: {failure.strerror}; the rest is done, what it says is lost")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -71,25 +88,43 @@ def _run(arguments: Sequence[str]) -> int:
     except InterruptionError as interrupt:
         _say(str(interrupt))
         return interrupt.code
+    except OSError as error:  # a name too long, a folder deleted under us, a disk: not for us to put right
+        where = error.filename if error.filename is not None else "what was asked for"
+        return _refuse(str(refused(f"use {where}", error)))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:
         if not hasattr(error, "format_message"):  # the parser's own errors have it, whichever parser typer carries
+            if _is_about_memory(error):
+                reason = next(iter(str(error).splitlines()), "no more to be had")
+                return _refuse(f"not enough memory: {reason}; use smaller batches, fewer images or a smaller network")
             raise
         return _refuse(_usage(error.format_message(), getattr(error, "ctx", None), arguments))
     if code == INTERRUPTED:  # which typer, too, makes of a KeyboardInterrupt
-        _say("interrupted; a training run goes on from its last checkpoint when the same command is given again")
+        verb = VERBS.get(_verb(arguments))
+        _say(verb.interrupted if verb else NOT_BEGUN)
     return code if isinstance(code, int) else 0
+
+
+def _is_about_memory(error: Exception) -> bool:
+    """torch has an exception of its own for it on a GPU alone."""
+    words = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(part in str(error) for part in words)
+    )
 
 
 def _usage(message: str, context: Any, arguments: Sequence[str]) -> str:
     """What the parser says, with the help that helps: that of the command."""
-    verb = next((argument for argument in arguments if argument in VERBS), "")
-    path = getattr(context, "command_path", f"widemargin {verb}".rstrip())
+    path = getattr(context, "command_path", f"widemargin {_verb(arguments)}".rstrip())
     text = message if message.endswith("?") else f"{message.rstrip('.')}."
     if path == "widemargin train" and message.startswith("No such option"):
         text += " Settings are changed with --set, such as --set optimizer.lr=0.05."
     return f"{text} See '{path} --help'."
+
+
+def _verb(arguments: Sequence[str]) -> str:
+    return next((argument for argument in arguments if argument in VERBS), "")
 
 
 def _display(usual: Callable[..., None]) -> Callable[..., None]:
@@ -99,15 +134,15 @@ def _display(usual: Callable[..., None]) -> Callable[..., None]:
         if issubclass(category, WidemarginWarning):
             _say(f"warning: {message}")
         else:
-            usual(message, category, *place)
+            usual(one_line(str(message)), category, *place)
 
     return show
 
 
 def _refuse(message: str) -> int:
-    _say(" ".join(message.split()))
+    _say(message)
     return 2
 
 
 def _say(message: str) -> None:
-    sys.stderr.write(f"widemargin: {message}\n")
+    sys.stderr.write(f"widemargin: {one_line(message)}\n")

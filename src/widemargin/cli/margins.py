@@ -8,10 +8,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich import box
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor, nn
 
 from widemargin import randomness
@@ -30,6 +27,7 @@ from widemargin.margins import MarginSummary
 from widemargin.modes import copied_buffers, with_buffers
 from widemargin.reports.margin_histogram import margin_figure
 from widemargin.reports.style import save_picture
+from widemargin.screen import console_for, say, show_table
 from widemargin.threat import THREATS
 from widemargin.training.setup import choose_device, held_out_images, load_splits
 
@@ -64,7 +62,7 @@ def margins(
     path = picture or loaded.path.with_name(f"margins-{split}-{at}-{norm}.png")
     make_folder(path.parent)
     model = loaded.model.to(chosen)
-    console = Console(stderr=True)
+    console = console_for(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("measuring margins", total=len(data))
         points = _points(data, None if attack is None else attack.perturb, model)
@@ -109,20 +107,17 @@ def _print(
         record = {"title": title, "norm": norm, "picture": str(path), **known}
         typer.echo(json.dumps(record | {key: asdict(value) for key, value in summaries.items()}, indent=2))
         return
-    console = Console()
-    console.print(f"effective margins ({norm}), {title}", highlight=False, soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for column in ("", "images", "mean", "std", *summaries["all"].quantiles):
-        table.add_column(column, justify="left" if column == "" else "right")
-    for key, value in zip(("all", "correct"), summaries.values(), strict=True):  # 80 columns have no room for more
-        table.add_row(key, f"{value.count:,}", *_numbers(value))
-    console.print(table)
+    console = console_for()
+    say(console, f"effective margins ({norm}), {title}")
+    named = zip(("all", "correct"), summaries.values(), strict=True)  # 80 columns have no room for more
+    rows = [(key, f"{value.count:,}", *_numbers(value)) for key, value in named]
+    show_table(console, ("", "images", "mean", "std", *summaries["all"].quantiles), rows, plain=True)
     for name in ("attack", "weights"):
         if name in known:
-            console.print(f"{name}: {known[name]}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"{name}: {known[name]}")
     for note in known["notes"]:
-        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"histogram: {path}", highlight=False, soft_wrap=True)
+        say(console, f"note: {note}")
+    say(console, f"histogram: {path}")
 
 
 def _numbers(summary: MarginSummary) -> list[str]:

@@ -3,11 +3,10 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from widemargin.config_files import to_toml
 from widemargin.recipes import Recipe, all_recipes, find_recipe
+from widemargin.screen import console_for, say, show_table
 
 recipes_app = typer.Typer(help="List the recipes; 'recipes show NAME' prints one.", invoke_without_command=True)
 
@@ -17,20 +16,19 @@ def recipes(context: typer.Context) -> None:
     """List every recipe with the published numbers of its row."""
     if context.invoked_subcommand is not None:
         return
-    table = Table("recipe", "published results (the paper's row)", title="recipes")
-    for recipe in all_recipes().values():
-        table.add_row(recipe.name, _published(recipe) or f"- {recipe.note}".rstrip(" -"))
-    Console().print(table)
+    rows = [(recipe.name, _published(recipe) or f"- {recipe.note}".rstrip(" -")) for recipe in all_recipes().values()]
+    show_table(console_for(), ("recipe", "published results (the paper's row)"), rows, left=2, title="recipes")
 
 
 @recipes_app.command("show")
 def show(name: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name, or a .toml file.")]) -> None:
     """Print a recipe as TOML, with the published numbers beside it."""
-    recipe = find_recipe(name)
+    recipe, console = find_recipe(name), console_for()
     for line in (_published(recipe), recipe.note):
         if line:
-            typer.echo(f"# {line}")
-    typer.echo(to_toml(recipe.config), nl=False)
+            say(console, f"# {line}")
+    for line in to_toml(recipe.config).splitlines():
+        say(console, line)
 
 
 def _published(recipe: Recipe) -> str:

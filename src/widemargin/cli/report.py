@@ -12,6 +12,7 @@ from widemargin.recipes import all_recipes
 from widemargin.recipes.recipe import Recipe
 from widemargin.reports.reference import Reference
 from widemargin.reports.report import write_report
+from widemargin.screen import console_for, say
 
 
 def report(
@@ -28,7 +29,8 @@ def report(
     written = write_report(
         folders, out, references=references(), title=title, version=software_versions()["widemargin"]
     )
-    typer.echo("\n".join(str(path) for path in written.files))
+    for path in written.files:
+        say(console_for(), str(path))
 
 
 def references() -> dict[str, Reference]:

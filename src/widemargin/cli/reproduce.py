@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Column
-from rich.table import Table as RichTable
 
 from widemargin.cli.alone import check_alone
 from widemargin.cli.arguments import DataDir, Device, seconds
@@ -29,6 +27,7 @@ from widemargin.recipes.tables import all_tables
 from widemargin.reports.collection.table_text import head
 from widemargin.reports.comparison import Cell, compare, markdown
 from widemargin.reports.later import later_line
+from widemargin.screen import console_for, say, show_table
 from widemargin.training.setup import choose_device
 
 FAILED = 1
@@ -85,9 +84,9 @@ def reproduce(
     deadline = time.monotonic() + seconds("--max-time", max_time)
     _check_workers(workers, lanes)
     make_folder(out)
-    console = Console(stderr=True)
+    console = console_for(stderr=True)
     if quick:
-        console.print(f"quick: {SUMMARY}; the numbers mean nothing", highlight=False)
+        say(console, f"quick: {SUMMARY}; the numbers mean nothing")
     crew = Crew(out, Means(data_dir=data_dir, device=device, workers=workers), lanes, deadline, console)
     tasks = [Task(job) for job in all_jobs(parts)]
     failures = crew.do(tasks)
@@ -149,14 +148,12 @@ def _report(part: Part, path: Path, judgments: Sequence[str], quick: bool) -> No
     text = markdown(table.title, columns, compared, note)
     write_text_whole(path, text + "".join(f"\n- {line}" for line in lines) + "\n" * bool(lines))
     title = f"{table.title}: ours / paper (difference)"
-    shown = RichTable(Column("row", no_wrap=True), *map(head, columns), title=title, caption=note or None)
-    for name, (_, cells) in zip(_short([name for name, _ in compared]), compared, strict=True):
-        shown.add_row(name, *(cells[column].text() for column in columns))
-    console = Console()
-    console.print(shown)
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"also in {path}", highlight=False)
+    short = _short([name for name, _ in compared])
+    shown = [
+        (name, *(cells[column].text() for column in columns)) for name, (_, cells) in zip(short, compared, strict=True)
+    ]
+    told = [note] * bool(note) + lines + [f"also in {path}"]
+    show_table(console_for(), ("row", *map(head, columns)), shown, left=1 + len(columns), title=title, notes=told)
 
 
 def _later_lines(part: Part, judgments: Sequence[str]) -> Iterator[str]:
@@ -178,9 +175,9 @@ def _close(tasks: Sequence[Task], failures: Sequence[Failure], console: Console)
     """What is left, and why; a failure is the exit code too."""
     done = sum(task.done for task in tasks)
     if done + len(failures) < len(tasks):
-        console.print(f"time is out: {done} of {len(tasks)} done; the same command goes on", highlight=False)
+        say(console, f"time is out: {done} of {len(tasks)} done; the same command goes on")
     if failures:
-        console.print(f"{len(failures)} of {len(tasks)} failed; the same command tries again:", highlight=False)
+        say(console, f"{len(failures)} of {len(tasks)} failed; the same command tries again:")
         for failure in failures:
-            console.print(f"  {failure.label}: {failure.why}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"  {failure.label}: {failure.why}")
         raise typer.Exit(FAILED)

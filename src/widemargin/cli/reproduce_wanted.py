@@ -94,7 +94,7 @@ def _names(text: str) -> list[str]:
 
 def _seeds(text: str) -> list[int]:
     parts = _names(text)
-    if not parts or not all(part.isdigit() for part in parts) or len(set(parts)) != len(parts):
+    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts) or len(set(parts)) != len(parts):
         raise InputError(f"--seeds: {text!r} must be different whole numbers, comma-separated, such as 0,1,2")
     return [int(part) for part in parts]
 

@@ -12,6 +12,7 @@ from widemargin.recipes.tables import all_tables
 from widemargin.reports.collection.collect import collect
 from widemargin.reports.collection.generate import generate
 from widemargin.reports.collection.paper import PaperRow, PaperTable
+from widemargin.screen import console_for, say
 
 SHOWN = 10
 
@@ -26,19 +27,20 @@ def results(
     ),
 ) -> None:
     """Collect finished jobs (no weights; the same job again replaces it), then write the page and its figures."""
-    console = Console(stderr=True)
+    console = console_for(stderr=True)
     if folders:
         names, unfinished = collect(folders, into)
-        console.print(f"collected {len(names)} jobs in {into}", highlight=False)
+        say(console, f"collected {len(names)} jobs in {into}")
         _name_unfinished(unfinished, console)
-    typer.echo("\n".join(str(path) for path in generate(into, paper_tables())))
+    for path in generate(into, paper_tables()):
+        say(console_for(), str(path))
 
 
 def _name_unfinished(folders: Sequence[Path], console: Console) -> None:
     if folders:
-        console.print(f"left out, not finished: {len(folders)}", highlight=False)
+        say(console, f"left out, not finished: {len(folders)}")
         for folder in folders[:SHOWN]:
-            console.print(f"  {folder}", highlight=False, soft_wrap=True)
+            say(console, f"  {folder}")
 
 
 def paper_tables() -> list[PaperTable]:

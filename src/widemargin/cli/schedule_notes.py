@@ -6,9 +6,10 @@ from rich.console import Console
 
 from widemargin.config import RunConfig
 from widemargin.config.unreached import unreached
+from widemargin.screen import say
 
 
 def note_unreached(configs: Iterable[RunConfig], console: Console) -> None:
     """Each note once, however many runs deserve it."""
     for text in dict.fromkeys(text for config in configs for text in unreached(config)):
-        console.print(f"note: {text}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"note: {text}", style="yellow")

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from widemargin.cli.alone import check_alone
 from widemargin.cli.arguments import DataDir, Device, OnNonfinite
@@ -21,10 +19,12 @@ from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes import find_recipe
 from widemargin.reports.heat_map import heat_map
 from widemargin.reports.style import save_picture
+from widemargin.screen import console_for, say, show_table
 from widemargin.training import train
 from widemargin.training.log import Line
 
 SCORES = ("validation_robust", "validation_clean", "test_robust", "test_clean")
+A_DAY = 86_400
 CHOSEN_ON_TEST = (
     "These are test images: what is chosen by them looks better than it is. To choose by held-out training images, "
     "say --set data.held_out=2000"
@@ -59,35 +59,36 @@ def sweep(
     A point that fails does not stop the others; the command then ends with exit code 1, and given again tries it again.
     """
     # Optuna takes a second to import
-    from widemargin.experiments.sweep import failures, results, work
+    from widemargin.experiments.sweep import failures, own_storage, results, storage_refusals, work
 
     check_alone("sweep", "to share it, start the same command several times, on as many machines as you like")
-    if heartbeat < 1:
-        raise InputError(f"--heartbeat must be at least 1 second, got {heartbeat}")
+    if not 1 <= heartbeat <= A_DAY:
+        raise InputError(f"--heartbeat must be at least 1 second and at most a day, got {heartbeat}")
     config = with_overrides(find_recipe(recipe).config, settings or [])
     plan = Sweep(
         config=config,
         grid=parse_grid(grid),
         out=out,
-        storage=storage or f"sqlite:///{(out / 'sweep.db').resolve()}",
+        storage=storage or own_storage(out),
         heartbeat=heartbeat,
     )
     points = plan.points()
     _check_scored(plan, points)
     make_folder(out)
-    console = Console(stderr=True)
+    console = console_for(stderr=True)
     note_unreached(map(plan.configure, points), console)
 
     def run_point(config: RunConfig, folder: Path) -> dict[str, Any]:
-        console.print(f"[bold]{folder.name}[/bold]", highlight=False)
+        say(console, folder.name, style="bold")
         result = train(config, out=folder, data_dir=data_dir, device=device, console=console, on_nonfinite=on_nonfinite)
         return _scores(result.metrics[-1], result.metrics)
 
     study = work(plan, run_point)
-    _show(plan.grid, results(study), len(points), config.name, out)
-    failed = failures(study, points)
+    with storage_refusals(plan.storage):
+        done, failed = results(study), failures(study, points)
+    _show(plan.grid, done, len(points), config.name, out)
     for point, why in failed:
-        console.print(f"failed: {point}: {why}", style="bold red", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"failed: {point}: {why}", style="bold red")
     if failed:
         raise typer.Exit(1)
 
@@ -122,17 +123,18 @@ def _show(
     out: Path,
 ) -> None:
     scores = list(dict.fromkeys(values["scored"] for _, values in done))
-    table = Table(*grid, *(map(_unit, scores) if scores else ["score"]), title=f"{name}: {len(done)} of {count} points")
+    header = (*grid, *(map(_unit, scores) if scores else ["score"]))
+    rows = []
     for point, values in sorted(done, key=lambda pair: -pair[1].get("score", -math.inf)):
         cells = (f"{values['score']:.2f}" if values["scored"] == score else "" for score in scores)
-        table.add_row(*(point[path] for path in grid), *cells)
-    console = Console()
-    console.print(table)
+        rows.append((*(point[path] for path in grid), *cells))
+    console, title = console_for(), f"{name}: {len(done)} of {count} points"
+    show_table(console, header, rows, left=len(header), title=title)
     if any(score.startswith("test") for score in scores):
-        console.print(CHOSEN_ON_TEST, highlight=False, soft_wrap=True)
+        say(console, CHOSEN_ON_TEST)
     record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
     write_text_whole(out / "sweep.json", json.dumps(record, indent=2) + "\n")
     if done and len(grid) <= 2:
         found = [(point, values["score"]) for point, values in done]
         save_picture(heat_map(grid, found, title=name, unit=" or ".join(map(_unit, scores))), out / "heat-map.png")
-        console.print(f"heat map: {out / 'heat-map.png'}", highlight=False)
+        say(console, f"heat map: {out / 'heat-map.png'}")

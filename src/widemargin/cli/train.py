@@ -1,15 +1,16 @@
 """``widemargin train``: run a recipe, or go on with the run in a folder."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from widemargin.cli.arguments import IMPORTED, DataDir, Device, EngineOption, OnNonfinite, seconds
 from widemargin.cli.schedule_notes import note_unreached
 from widemargin.config_files import with_overrides
 from widemargin.recipes import find_recipe
+from widemargin.screen import console_for, say
 from widemargin.training import RunResult, Stop
 from widemargin.training import train as train_run
 from widemargin.training.distributed import is_first_process
@@ -57,7 +58,7 @@ def train(
     """
     config = with_overrides(find_recipe(recipe).config, settings or [])
     limit = seconds("--max-time", max_time)
-    console, stop = Console(stderr=True, quiet=not is_first_process()), Stop()
+    console, stop = console_for(stderr=True, quiet=not is_first_process()), Stop()
     note_unreached([config], console)
     result = train_run(
         config,
@@ -73,7 +74,7 @@ def train(
         checkpoint_every=checkpoint_every,
         deterministic=deterministic,
     )
-    console.print(_closing(result, config.epochs, stop), highlight=False, soft_wrap=True)
+    say(console, _closing(result, config.epochs, stop))
 
 
 def _closing(result: RunResult, epochs: int, stop: Stop) -> str:
@@ -81,9 +82,11 @@ def _closing(result: RunResult, epochs: int, stop: Stop) -> str:
         why = "time is out" if stop.asked is None else f"stopped by {stop.asked.name}"
         inside = f" and {result.step} step{'s' * (result.step > 1)}" if result.step else ""
         return f"{why} after {result.epoch} of {epochs} epochs{inside}; the same command goes on from {result.folder}"
-    return f"done: {epochs} epochs in {result.folder}; next: {_command()} evaluate {result.folder}"
+    return f"done: {epochs} epochs in {result.folder}; next: {_evaluating(result.folder)}"
 
 
-def _command() -> str:
-    """With the modules that this run needs."""
-    return " ".join(["widemargin", *(f"--import {name}" for name in IMPORTED)])
+def _evaluating(folder: Path) -> str:
+    """The command, with the modules that this run needs."""
+    target = f"./{folder}" if str(folder).startswith("-") else str(folder)
+    imports = [part for name in IMPORTED for part in ("--import", name)]
+    return shlex.join(["widemargin", *imports, "evaluate", target])

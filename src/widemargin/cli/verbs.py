@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command, get_group
 
+from widemargin.cli.interrupted import begin_work
+
 
 @dataclass(frozen=True)
 class Verb:
@@ -19,23 +21,30 @@ class Verb:
     module: str
     name: str
     help: str
+    interrupted: str = "interrupted; the same command begins anew"
+    """What a person who pressed Ctrl-C wants to know."""
 
+
+GOES_ON = "interrupted; the same command goes on where it stopped"
 
 VERBS = {
     "demo": Verb(
         "widemargin.cli.demo",
         "demo",
         "Train the paper's MLP twice on embedded MNIST digits, plain and with EMR, attack both, and draw the margins.",
+        interrupted=GOES_ON,
     ),
     "train": Verb(
         "widemargin.cli.train",
         "train",
         "Train a recipe: progress on the screen, config, metrics and checkpoints in the run folder.",
+        interrupted="interrupted; a training run goes on from its last checkpoint when the same command is given again",
     ),
     "evaluate": Verb(
         "widemargin.cli.evaluate",
         "evaluate",
         "Accuracy on the test images, clean and under each attack, with alarms where one should doubt the numbers.",
+        interrupted="interrupted; with --out FOLDER the same command goes on from what is finished",
     ),
     "margins": Verb(
         "widemargin.cli.margins",
@@ -47,6 +56,7 @@ VERBS = {
         "widemargin.cli.reproduce",
         "reproduce",
         "Train and judge the rows of tables, skipping what is done, and set our numbers beside the published ones.",
+        interrupted=GOES_ON,
     ),
     "report": Verb(
         "widemargin.cli.report",
@@ -62,6 +72,7 @@ VERBS = {
         "widemargin.cli.sweep",
         "sweep",
         "Run every point of a grid once; start the same command on more machines and they share the work.",
+        interrupted=GOES_ON,
     ),
     "bench": Verb(
         "widemargin.cli.bench",
@@ -77,7 +88,9 @@ class Deferred(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of the real command, which its group then invokes."""
-        return load(str(self.name)).make_context(info_name, args, parent, **extra)
+        context = load(str(self.name)).make_context(info_name, args, parent, **extra)
+        begin_work(VERBS[str(self.name)].interrupted)
+        return context
 
 
 def add_verbs(app: typer.Typer) -> None:

@@ -70,11 +70,12 @@ class _Bar:
     """A progress bar of rich in the form that pooch drives: ``total``, ``update``, ``reset``, ``close``."""
 
     def __init__(self, title: str) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+        from widemargin.screen import console_for
+
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        console = Console(stderr=True)
+        console = console_for(stderr=True)
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task(title, total=None)
         self.total = 0

@@ -30,6 +30,7 @@ from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE, E
 from widemargin.evaluation.shards import Shard, shards, size_of
 from widemargin.evaluation.store import Store
 from widemargin.evaluation.wrapped import Wrapped
+from widemargin.screen import say
 from widemargin.types import Norm
 
 SANITY = "sanity"
@@ -104,12 +105,12 @@ def _telling(console: Console, count: int | None, shard_size: int, notes: Sequen
     left = list(notes)
     total = "" if count is None else f" of {math.ceil(count / shard_size)}"
 
-    def say(shard: int, what: str) -> None:
+    def tell(shard: int, what: str) -> None:
         while left:
-            console.print(f"note: {left.pop(0)}", highlight=False, markup=False, soft_wrap=True)
-        console.print(f"shard {shard + 1}{total}: {what}", highlight=False)
+            say(console, f"note: {left.pop(0)}")
+        say(console, f"shard {shard + 1}{total}: {what}")
 
-    return say
+    return tell
 
 
 @contextmanager

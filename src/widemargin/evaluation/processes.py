@@ -3,7 +3,6 @@
 Of the shards of an evaluation, and of the batches on which a run is watched, process r takes every n with n mod P = r.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from widemargin.errors import InputError
-from widemargin.evaluation.rendezvous import connect
+from widemargin.evaluation.rendezvous import connect, told
 
 Piece = TypeVar("Piece")
 PATIENCE = timedelta(days=30)
@@ -87,7 +86,7 @@ def _common(said: list[str | None]) -> str | None:
 @contextmanager
 def processes(folder: Path | None) -> Iterator[Processes]:
     """The processes torchrun started, or this one alone; ``folder`` is where they all write."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
+    count = told("WORLD_SIZE", 1)
     if count == 1:
         yield Processes()
         return

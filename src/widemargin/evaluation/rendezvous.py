@@ -61,14 +61,22 @@ class Waiting:
 def connect(backend: str, *, patience: timedelta) -> None:
     """Begin the process group; ``patience`` is how long one process waits for another that has come."""
     waiting = Waiting(_limit())
-    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise InputError(f"WORLD_SIZE is set, but not {', '.join(missing)}: start with torchrun, or unset WORLD_SIZE")
+    rank, count = told("RANK", 0), told("WORLD_SIZE", 1)
+    if rank >= count:
+        raise InputError(f"RANK must be below WORLD_SIZE, which is {count}, got {rank}; start with torchrun")
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
         with _told_if_long(f"waiting for the store of the processes at {where}"):
             store, rank, count = _store(timedelta(seconds=waiting.limit))
         part = fresh_part(store, rank, count, waiting)
-    except (RuntimeError, KeyError, ValueError) as error:  # of torch's store, in many lines; what torchrun sets
+    except (RuntimeError, ValueError) as error:  # of torch's store, in many lines
         reason = str(error).split("\n", 1)[0]
-        raise InputError(f"the processes cannot find each other at {where}: {reason}") from None
+        raise InputError(
+            f"the processes cannot find each other at {where}: {reason}; start them with torchrun"
+        ) from None
     store.set_timeout(patience)
     with _told_if_long("all processes have come and are connecting; do they reach each other's ports?"):
         dist.init_process_group(backend, store=part, rank=rank, world_size=count, timeout=patience)
@@ -108,6 +116,19 @@ def _told_if_long(what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def told(name: str, default: int) -> int:
+    """A number that torchrun tells by that environment variable."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < default:
+        raise InputError(
+            f"{name} must be a whole number of at least {default}, as torchrun sets it, got {text!r}; unset it, or "
+            "start with torchrun"
+        )
+    return int(text)
 
 
 def fresh_part(store: Store, rank: int, count: int, waiting: Waiting) -> Store:

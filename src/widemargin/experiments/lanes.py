@@ -18,12 +18,12 @@ from rich.console import Console
 
 from widemargin.errors import InputError
 from widemargin.experiments.task import Task
+from widemargin.screen import WIDE
 from widemargin.training import Stop
 
 FAILED, REFUSED = 1, 2
 MOST = 8
 """Lanes of a process where nobody says how many: more do no more work on an H200."""
-WIDTH = 200
 BEGIN = "begins"
 """The first line of a task."""
 FAILURE = "failed: "
@@ -102,7 +102,7 @@ def mark(number: int) -> str:
 def _do(task: Task, perform: Perform, stop: Stop, lines: "_Marked") -> int:
     lines.say(BEGIN)
     try:
-        perform(task, Console(file=cast("TextIO", lines), width=WIDTH), stop)
+        perform(task, Console(file=cast("TextIO", lines), width=WIDE), stop)
     except InputError as error:
         lines.say(FAILURE + " ".join(str(error).split()))
         return REFUSED

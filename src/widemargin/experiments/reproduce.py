@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from widemargin.experiments.task import Means, Task, perform
+from widemargin.screen import say
 
 
 def reproduce(tasks: Sequence[Task], means: Means, *, deadline: float, console: Console) -> None:
@@ -13,9 +14,9 @@ def reproduce(tasks: Sequence[Task], means: Means, *, deadline: float, console: 
     for number, task in enumerate(tasks, start=1):
         label = f"{number}/{len(tasks)} {task.label}"
         if task.done:
-            console.print(f"{label}: done before", highlight=False)
+            say(console, f"{label}: done before")
             continue
-        console.print(f"[bold]{label}[/bold]", highlight=False)
+        say(console, label, style="bold")
         left = deadline - time.monotonic()
         if left <= 0:
             return

@@ -7,18 +7,22 @@ does not stop the others and is tried again by the next call.
 """
 
 import json
+import re
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import optuna
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback, fail_stale_trials
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import URL
+from sqlalchemy.exc import SQLAlchemyError
 
 from widemargin.config import RunConfig
 from widemargin.config_files import to_dict
@@ -34,24 +38,53 @@ POLL_SECONDS = 1.0
 MAX_RETRY = 10
 
 
+def own_storage(out: Path) -> str:
+    """The address of the storage in the folder itself, whatever characters its name has."""
+    return URL.create("sqlite", database=str((out / "sweep.db").resolve())).render_as_string()
+
+
 def work(sweep: Sweep, run_point: RunPoint) -> optuna.Study:
     """Join the sweep and work until every point is done, or failed, by somebody."""
     points = sweep.points()
     sweep.out.mkdir(parents=True, exist_ok=True)
-    with held(sweep.out, wait=True):  # two workers that create the tables at once trip over each other
-        study = _join(sweep, points)
+    with storage_refusals(sweep.storage):
+        with held(sweep.out, wait=True):  # two workers that create the tables at once trip over each other
+            study = _join(sweep, points)
 
-    seen: set[int] = set()
-    while True:
-        states = [trial.state for trial in study.get_trials(deepcopy=False)]
-        if TrialState.WAITING in states:
-            _take_point(study, sweep, run_point)
-        elif TrialState.RUNNING in states:  # another worker's: wait for it, or for it to be given up
-            _begin_heartbeats(study, seen)
-            fail_stale_trials(study)
-            time.sleep(POLL_SECONDS)
-        else:
-            return study
+        seen: set[int] = set()
+        while True:
+            states = [trial.state for trial in study.get_trials(deepcopy=False)]
+            if TrialState.WAITING in states:
+                _take_point(study, sweep, run_point)
+            elif TrialState.RUNNING in states:  # another worker's: wait for it, or for it to be given up
+                _begin_heartbeats(study, seen)
+                fail_stale_trials(study)
+                time.sleep(POLL_SECONDS)
+            else:
+                return study
+
+
+@contextmanager
+def storage_refusals(storage: str) -> Iterator[None]:
+    """What the database refuses inside, or gives back damaged, is told in a line."""
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as error:
+        raise _unusable(storage, "used", error) from None
+
+
+def _unusable(storage: str, verb: str, error: Exception) -> InputError:
+    """Nothing of the password is in it: neither as it was given, nor as the driver understood it."""
+    cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ is not None else error
+    reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+    found = re.search(r"^(?:[^:/]*://)?[^:/]*:(.*)@", storage)
+    parts = [found[1], *(part for part in re.split("[:/@]", found[1]) if len(part) > 3)] if found else []
+    for secret in filter(None, [*parts, *map(unquote, parts)]):
+        reason = reason.replace(secret, "***")
+    shown = storage.replace(f":{found[1]}@", ":***@") if found else storage
+    return InputError(
+        f"--storage {shown!r} cannot be {verb}: {reason}; see that the database is there and whole, or use another"
+    )
 
 
 def _take_point(study: optuna.Study, sweep: Sweep, run_point: RunPoint) -> None:
@@ -87,7 +120,7 @@ def _join(sweep: Sweep, points: list[Point]) -> optuna.Study:
     else:
         study.set_user_attr("description", description)
         _enqueue(study, points)
-    if study.user_attrs["description"] != description:
+    if study.user_attrs.get("description") != description:
         raise InputError(
             f"the study {sweep.config.name!r} in this storage is of another grid or configuration; "
             "use another --storage (or --out), or the same --grid and --set"
@@ -108,12 +141,12 @@ def _open(sweep: Sweep, tries: int = 5) -> RDBStorage:
             heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=MAX_RETRY),
         )
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error)
         # Another worker, with another --out, is creating the tables at this very moment.
         if tries > 1 and ("already exists" in reason or "alembic_version" in reason):
             time.sleep(POLL_SECONDS / 5)
             return _open(sweep, tries - 1)
-        raise InputError(f"--storage {sweep.storage!r} cannot be opened: {reason}") from None
+        raise _unusable(sweep.storage, "opened", error) from None
 
 
 def _enqueue(study: optuna.Study, points: list[Point]) -> None:

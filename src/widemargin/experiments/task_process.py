@@ -26,6 +26,7 @@ from widemargin.experiments.job import choose_rows, jobs
 from widemargin.experiments.lanes import PATIENCE, REFUSED, side_by_side
 from widemargin.experiments.task import Means, Task, perform
 from widemargin.recipes.tables import find_table
+from widemargin.screen import console_for, lasting_streams, one_line
 from widemargin.training import Stop
 from widemargin.training.setup import choose_device
 
@@ -63,7 +64,7 @@ def _in_lane(means: Means, task: Task, console: Console, stop: Stop) -> None:
 
 def _show_warning(message: object, *_: object) -> None:
     lane = threading.current_thread()
-    sys.stderr.write(f"{'' if lane is threading.main_thread() else lane.name}warning: {message}\n")
+    sys.stderr.write(f"{'' if lane is threading.main_thread() else lane.name}warning: {one_line(str(message))}\n")
 
 
 def main(text: str) -> int:
@@ -77,12 +78,13 @@ def main(text: str) -> int:
     try:
         if len(tasks) > 1:
             return side_by_side(tasks, partial(_in_lane, means), choose_device(means.device), told["lanes"])
-        perform(tasks[0], means, max_seconds=math.inf, console=Console(stderr=True))
+        perform(tasks[0], means, max_seconds=math.inf, console=console_for(stderr=True))
     except InputError as error:
-        sys.stderr.write(" ".join(str(error).split()) + "\n")
+        sys.stderr.write(one_line(str(error)) + "\n")
         return REFUSED
     return 0
 
 
 if __name__ == "__main__":
+    lasting_streams()  # the parent, who reads them, may be gone before the checkpoint is written
     sys.exit(main(sys.argv[1]))

@@ -17,6 +17,7 @@ from rich.console import Console
 from widemargin.experiments.cost import longest_first
 from widemargin.experiments.task import Task
 from widemargin.experiments.worker import Failure, Outcome, Worker
+from widemargin.screen import say
 from widemargin.training import Stop
 
 POLL_SECONDS = 0.1
@@ -37,7 +38,7 @@ def work_together(
     """
     for task in tasks:
         if task.done:
-            _say(console, f"{task.label}: done before")
+            say(console, f"{task.label}: done before")
     waiting = deque(longest_first([task for task in tasks if not task.done]))
     running: list[Worker] = []
     failures: list[Failure] = []
@@ -55,13 +56,13 @@ def work_together(
                     for task in group:
                         waiting.remove(task)
                     if len(group) == 1:
-                        _say(console, f"{group[0].label}: begins; {len(waiting)} wait")
+                        say(console, f"{group[0].label}: begins; {len(waiting)} wait")
                     else:
-                        _say(
+                        say(
                             console, f"{len(group)} jobs for one process, {count} at a time; {len(waiting)} others wait"
                         )
                     told = describe(group, count)
-                    running.append(Worker(group, told, partial(_say, console), threads=threads, lanes=count))
+                    running.append(Worker(group, told, partial(say, console), threads=threads, lanes=count))
                 for worker in _over(running):
                     outcome = worker.outcome()
                     _tell(worker, outcome, console)
@@ -126,10 +127,6 @@ def _tell(worker: Worker, outcome: Outcome, console: Console) -> None:
     failed = {failure.label: failure.why for failure in outcome.failures}
     for task in worker.tasks:
         if task.label in failed:
-            _say(console, f"{task.label}: FAILED: {failed[task.label]}")
+            say(console, f"{task.label}: FAILED: {failed[task.label]}")
         elif task not in outcome.left_over:
-            _say(console, f"{task.label}: {'done' if task.done else 'stopped; it can go on'}")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+            say(console, f"{task.label}: {'done' if task.done else 'stopped; it can go on'}")

@@ -4,7 +4,6 @@ Every process has the whole networks and its rows of each batch (``shares``). Th
 run may be resumed by any number of processes.
 """
 
-import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,7 @@ from widemargin.config import RunConfig
 from widemargin.engine import Plan
 from widemargin.errors import InputError
 from widemargin.evaluation.processes import Processes
-from widemargin.evaluation.rendezvous import connect
+from widemargin.evaluation.rendezvous import connect, told
 from widemargin.training.claim import claimed
 from widemargin.training.setup import Splits, choose_device
 from widemargin.training.state import TrainState
@@ -34,7 +33,7 @@ PATIENCE = timedelta(hours=2)
 @contextmanager
 def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
     """The processes torchrun started, or this one alone, and this one's device."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
+    count = told("WORLD_SIZE", 1)
     if count == 1:
         yield Processes(), choose_device(device)
         return
@@ -60,12 +59,12 @@ def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
 
 def is_first_process() -> bool:
     """Whether this process is the one that speaks and writes."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return told("RANK", 0) == 0
 
 
 def is_first_here() -> bool:
     """Whether this process is the first on its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0")) == 0
+    return told("LOCAL_RANK", 0) == 0
 
 
 def _backend(device: str) -> str:
@@ -81,7 +80,7 @@ def _own_device(device: str) -> str:
         )
     if device == "cpu" or not torch.cuda.is_available():
         return "cpu" if device == "auto" else device
-    local, seen = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    local, seen = told("LOCAL_RANK", 0), torch.cuda.device_count()
     return f"cuda:{local if seen > 1 else 0}"
 
 

@@ -6,6 +6,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from widemargin.screen import printable, say
 from widemargin.training.log import Line
 
 
@@ -14,7 +15,7 @@ class TrainingDisplay:
 
     def __init__(self, console: Console, *, name: str, total_steps: int, done_steps: int) -> None:
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),
@@ -24,7 +25,9 @@ class TrainingDisplay:
             transient=True,
             disable=not console.is_terminal,  # a log file gets the lines of the epochs, not the bar
         )
-        self._task = self._progress.add_task(name, total=total_steps, completed=done_steps, loss="", speed="")
+        self._task = self._progress.add_task(
+            printable(name), total=total_steps, completed=done_steps, loss="", speed=""
+        )
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -54,7 +57,7 @@ class TrainingDisplay:
 
     def epoch_line(self, line: Line, epochs: int) -> None:
         """Print one epoch's metrics as a line."""
-        self._progress.console.print(describe_epoch(line, epochs), highlight=False)
+        say(self._progress.console, describe_epoch(line, epochs))
 
 
 _SHOWN = {

@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from widemargin.config import RunConfig
+from widemargin.screen import say
 from widemargin.training.begin import begin
 from widemargin.training.determinism import repeating
 from widemargin.training.distributed import by_turns, claimed_by_first, training_processes
@@ -107,10 +108,10 @@ def _train(state: TrainState, run: Run, console: Console) -> None:
     total = config.epochs * run.batches.steps_per_epoch
     done = state.epoch * run.batches.steps_per_epoch + state.step
     if run.plan.engine == "fast":
-        console.print(f"engine: {run.plan.describe()}", highlight=False)
+        say(console, f"engine: {run.plan.describe()}")
     if run.group.count > 1:
         graphs = ", without CUDA graphs" if run.splits.train.device.type == "cuda" else ""
-        console.print(f"processes: {run.group.count}, which share every batch{graphs}", highlight=False)
+        say(console, f"processes: {run.group.count}, which share every batch{graphs}")
     with (
         run.stop.heard(),
         TrainingDisplay(console, name=config.name, total_steps=total, done_steps=done) as display,

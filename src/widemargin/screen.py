@@ -1,0 +1,116 @@
+"""The screen: the one place that prints words for people, and makes what came from files and users harmless.
+
+What is printed is text and never markup. Characters that steer a terminal are shown as escapes, passwords in addresses
+as ***. Lines are never wrapped or cut by us, and into a pipe or a file neither are tables.
+"""
+
+import io
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDE = 100_000
+"""Columns of what is no terminal: nothing is wrapped there."""
+_PASSWORD = re.compile(r"(://[^\s/@:]*:)\S*@|(\b(?:password|passwd|pwd)=)[^\s&'\"]+", re.IGNORECASE)
+
+
+def printable(text: str) -> str:
+    """The text as one line that any terminal shows as it is, without the passwords of addresses (``u:secret@host``)."""
+    masked = _PASSWORD.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)
+    return "".join(char if char.isprintable() else _escaped(char) for char in masked)
+
+
+def _escaped(char: str) -> str:
+    """As TOML and JSON write it, too."""
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return short.get(char) or (f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}")
+
+
+def one_line(text: str) -> str:
+    """The same for words of several lines."""
+    return printable(" ".join(text.split()))
+
+
+def console_for(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """Standard output, or error; as wide as the terminal, and without limits where it is none."""
+    stream = sys.stderr if stderr else sys.stdout
+    wide = stream is None or not stream.isatty()
+    return Console(stderr=stderr, quiet=quiet, width=WIDE if wide else None)
+
+
+def say(console: Console, text: str, *, style: str = "") -> None:
+    """One line."""
+    console.print(Text(printable(text), style=style), soft_wrap=True, highlight=False)
+
+
+def show_table(
+    console: Console,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: int = 1,
+    title: str = "",
+    notes: Sequence[str] = (),
+    plain: bool = False,
+) -> None:
+    """A table, its title above and its notes below as lines; all columns but the first ``left`` are of numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True) if plain else Table()
+    for number, name in enumerate(header):
+        table.add_column(Text(printable(name)), justify="left" if number < left else "right")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    if title:
+        say(console, title, style="bold")
+    console.print(table)
+    for note in notes:
+        say(console, note)
+
+
+class Lasting(io.FileIO):
+    """A standard stream that nobody has to read: what cannot be written is lost, and the first reason is kept."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write what can be written; the rest counts as written."""
+        try:
+            return super().write(data) or len(data)
+        except OSError as error:
+            self.failure = self.failure or error
+            return len(data)
+
+
+def lasting_streams() -> Lasting:
+    """Make the process's standard streams last: work goes on when a log is full or its reader is gone.
+
+    Characters that the stream's encoding does not have are written as escapes. A closed stream is opened to nowhere:
+    else the next file would take its number, and what others write there. Returns what is below standard output.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout, out = _lasting(1, sys.stdout)
+    sys.stderr, _ = _lasting(2, sys.stderr)
+    return out
+
+
+def _lasting(descriptor: int, usual: TextIO | None) -> tuple[io.TextIOWrapper, Lasting]:
+    raw = Lasting(descriptor)
+    if usual is not None:
+        with suppress(OSError, ValueError):
+            usual.flush()
+    by_line = descriptor == 2 or raw.isatty() or bool(os.environ.get("PYTHONUNBUFFERED"))
+    encoding = None if usual is None else usual.encoding
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=by_line), raw
