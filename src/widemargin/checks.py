@@ -23,9 +23,7 @@ def check_images(owner: str, x: Tensor) -> None:
 
 def check_batch(owner: str, x: Tensor) -> None:
     """A batch of images is floating point, has a batch axis and at least one sample."""
-    _check_tensor(owner, "images", x)
-    if x.layout != torch.strided:
-        raise InputError(f"{owner}: images must be a dense tensor, got {x.layout}; use x.to_dense()")
+    check_tensor(owner, "images", x)
     if not x.is_floating_point():
         raise InputError(f"{owner}: images must be floating point in [0, 1], got {x.dtype}; divide by 255 first")
     if x.itemsize < 2:
@@ -44,11 +42,15 @@ def check_range(owner: str, x: Tensor) -> None:
         )
 
 
-def _check_tensor(owner: str, name: str, value: object) -> None:
+def check_tensor(owner: str, name: str, value: object) -> None:
+    """Refuse lists and arrays in a tensor's place, and tensors that are not simply numbers in rows."""
     if not isinstance(value, Tensor):
         raise InputError(
             f"{owner}: {name} must be a torch.Tensor, got {type(value).__name__}; convert them with torch.as_tensor"
         )
+    if value.layout != torch.strided or value.is_nested or value.device.type == "meta":
+        got = "a nested one" if value.is_nested else f"{value.layout} on {value.device}"
+        raise InputError(f"{owner}: {name} must be a dense tensor with values, got {got}; use to_dense()")
 
 
 def usable(x: Tensor) -> Tensor:
@@ -69,7 +71,7 @@ def refuse_other_dtype(owner: str, model: nn.Module, x: Tensor, error: RuntimeEr
 
 def check_labels(owner: str, y: Tensor, *, batch: int, num_classes: int | None = None) -> None:
     """Labels must be (B,) integers; with ``num_classes``, on the CPU, in range as well."""
-    _check_tensor(owner, "labels", y)
+    check_tensor(owner, "labels", y)
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):
         raise InputError(f"{owner}: labels must be integers of shape ({batch},), got {y.dtype} {tuple(y.shape)}")
     if num_classes is not None and y.device.type == "cpu":
