@@ -69,13 +69,31 @@ def refuse_other_dtype(owner: str, model: nn.Module, x: Tensor, error: RuntimeEr
         ) from error
 
 
+def refuse_inference_tensors(owner: str, error: RuntimeError) -> None:
+    """A model failed: say so in one line if it keeps tensors that cannot be differentiated."""
+    if "Inference tensors" in str(error):
+        raise InputError(
+            f"{owner}: the model keeps tensors that were made under torch.inference_mode(), which nothing can be "
+            "differentiated by; make them outside, or keep a clone() made there"
+        ) from error
+
+
+def refuse_transforms(owner: str) -> None:
+    """Gradients are taken by torch's ordinary backward passes, which see nothing inside torch.func's transforms."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise InputError(
+            f"{owner}: called inside a transform of torch.func (grad, vmap, jvp, ...); call it outside, on a whole "
+            "batch and with an ordinary backward()"
+        )
+
+
 def check_labels(owner: str, y: Tensor, *, batch: int, num_classes: int | None = None) -> None:
     """Labels must be (B,) integers; with ``num_classes``, on the CPU, in range as well."""
     check_tensor(owner, "labels", y)
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):
         raise InputError(f"{owner}: labels must be integers of shape ({batch},), got {y.dtype} {tuple(y.shape)}")
     if num_classes is not None and y.device.type == "cpu":
-        low, high = (int(v) for v in y.aminmax())
+        low, high = (int(v) for v in y.long().aminmax())
         if low < 0 or high >= num_classes:
             raise InputError(
                 f"{owner}: labels must be in 0..{num_classes - 1}, got {low}..{high}; "
@@ -107,6 +125,8 @@ def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
         raise InputError(
             f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}{_picked(logits)}"
         )
+    if logits.is_complex():
+        raise InputError(f"{owner}: the model must return real logits, got {logits.dtype}; return logits.abs(), say")
 
 
 def _picked(logits: object) -> str:

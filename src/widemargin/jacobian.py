@@ -8,7 +8,16 @@ c_i J_i. A set of M such products costs M backward passes; the vectorized form r
 import torch
 from torch import Tensor, nn
 
-from widemargin.checks import check_batch, check_count, check_logits, check_model, refuse_other_dtype, usable
+from widemargin.checks import (
+    check_batch,
+    check_count,
+    check_logits,
+    check_model,
+    refuse_inference_tensors,
+    refuse_other_dtype,
+    refuse_transforms,
+    usable,
+)
 from widemargin.double_backward import differentiable_twice
 from widemargin.errors import InputError
 from widemargin.modes import evaluating, outside_inference_mode, without_ddp
@@ -22,14 +31,16 @@ def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor,
     """
     check_model(owner, model)
     check_batch(owner, x)
+    refuse_transforms(owner)
     model = without_ddp(model)
     refuse_coupling_scripts(model)
     leaf = usable(x).detach().requires_grad_(True)
     try:
         with evaluating(model), differentiable_twice():
-            logits = model(leaf)
+            logits = model(leaf.clone())  # which a forward may change in place
     except RuntimeError as error:
         refuse_other_dtype(owner, model, leaf, error)
+        refuse_inference_tensors(owner, error)
         raise
     check_logits(owner, logits, batch=x.shape[0])
     if not logits.requires_grad:

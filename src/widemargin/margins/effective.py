@@ -7,6 +7,8 @@ The minimum is taken over all classes: the runner-up alone gives the minimum for
 biased upward.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -54,9 +56,11 @@ def _own_class(logits: Tensor, y: Tensor) -> Tensor:
 def _lengths(rows: Tensor, norm: Norm) -> Tensor:
     """Of rows made about 1 by a power of two, which rounds nothing: squares must neither vanish nor overflow."""
     rows = rows.flatten(2)
-    exponents = torch.frexp(rows.abs().amax(2)).exponent.clamp(-126, 126)  # powers that float32 has
-    lengths = torch.linalg.vector_norm(torch.ldexp(rows, -exponents.unsqueeze(2)), ord=DUAL_ORDER[norm], dim=2)
-    return torch.ldexp(lengths, exponents)
+    most = math.frexp(torch.finfo(rows.dtype).max)[1] - 2
+    exponents = torch.frexp(rows.abs().amax(2)).exponent.clamp(-most, most)
+    power = torch.exp2(exponents.to(rows.dtype))  # ldexp makes it in float32
+    lengths: Tensor = torch.linalg.vector_norm(rows / power.unsqueeze(2), ord=DUAL_ORDER[norm], dim=2) * power
+    return lengths
 
 
 def _nearest(logits: Tensor, y: Tensor, slopes: Tensor) -> Tensor:

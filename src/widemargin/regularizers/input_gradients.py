@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from widemargin.checks import check_batch, check_logits, check_model, usable
+from widemargin.checks import check_batch, check_logits, check_model, refuse_transforms, usable
 from widemargin.errors import InputError
 from widemargin.jacobian import in_chunks, logits_and_leaf, vector_jacobian_products
 from widemargin.linearize import Cotangents, NotLinear, PlainStages, Rows, Stages, squared_lengths, squared_products
@@ -30,6 +30,7 @@ def squared_input_gradients(
     """
     check_model(owner, model)
     check_batch(owner, x)
+    refuse_transforms(owner)
     check_not_sharded(owner, model)
     check_gradient_is_possible(owner, model, x)
     ddp = ddp_of(model)
