@@ -58,8 +58,8 @@ def usable(x: Tensor) -> Tensor:
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
 
-def refuse_other_dtype(owner: str, model: nn.Module, x: Tensor, error: RuntimeError) -> None:
-    """A model failed on images x: say so in one line if they are of another type than its weights."""
+def refuse_unfit(owner: str, model: nn.Module, x: Tensor, error: RuntimeError) -> None:
+    """A model failed on images x that are differentiated by: the usual reasons in one line, nothing for others."""
     types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     if types and x.dtype not in types and "type" in str(error):
         weights = " and ".join(sorted(map(str, types)))
@@ -67,14 +67,16 @@ def refuse_other_dtype(owner: str, model: nn.Module, x: Tensor, error: RuntimeEr
             f"{owner}: the images are {x.dtype}, the model's weights {weights}, and it does not convert them; make "
             "them alike with x.to(dtype)"
         ) from error
-
-
-def refuse_inference_tensors(owner: str, error: RuntimeError) -> None:
-    """A model failed: say so in one line if it keeps tensors that cannot be differentiated."""
-    if "Inference tensors" in str(error):
+    if "Inference tensors cannot be saved" in str(error):
+        held = [name for name, buffer in model.named_buffers() if buffer.is_inference()]
         raise InputError(
-            f"{owner}: the model keeps tensors that were made under torch.inference_mode(), which nothing can be "
-            "differentiated by; make them outside, or keep a clone() made there"
+            f"{owner}: the model uses tensors made under torch.inference_mode() ({', '.join(held) or 'no buffers'}), "
+            "which cannot be differentiated through; make them outside, or clone them there"
+        ) from error
+    if "leaf Variable" in str(error) and "in-place" in str(error):
+        raise InputError(
+            f"{owner}: the model's first operator writes into its images, which cannot be differentiated then; use one "
+            "that does not (such as ReLU without inplace=True), or begin its forward with x = x.clone()"
         ) from error
 
 
@@ -125,8 +127,8 @@ def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
         raise InputError(
             f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}{_picked(logits)}"
         )
-    if logits.is_complex():
-        raise InputError(f"{owner}: the model must return real logits, got {logits.dtype}; return logits.abs(), say")
+    if logits.is_complex() or logits.layout != torch.strided:
+        raise InputError(f"{owner}: the model must return real, dense logits, got {logits.dtype}, {logits.layout}")
 
 
 def _picked(logits: object) -> str:

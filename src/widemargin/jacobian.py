@@ -13,9 +13,8 @@ from widemargin.checks import (
     check_count,
     check_logits,
     check_model,
-    refuse_inference_tensors,
-    refuse_other_dtype,
     refuse_transforms,
+    refuse_unfit,
     usable,
 )
 from widemargin.double_backward import differentiable_twice
@@ -39,8 +38,7 @@ def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor,
         with evaluating(model), differentiable_twice():
             logits = model(leaf.clone())  # which a forward may change in place
     except RuntimeError as error:
-        refuse_other_dtype(owner, model, leaf, error)
-        refuse_inference_tensors(owner, error)
+        refuse_unfit(owner, model, leaf, error)
         raise
     check_logits(owner, logits, batch=x.shape[0])
     if not logits.requires_grad:
