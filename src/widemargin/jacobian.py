@@ -36,7 +36,7 @@ def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor,
     leaf = usable(x).detach().requires_grad_(True)
     try:
         with evaluating(model), differentiable_twice():
-            logits = model(leaf.clone())  # which a forward may change in place
+            logits = model(leaf)
     except RuntimeError as error:
         refuse_unfit(owner, model, leaf, error)
         raise

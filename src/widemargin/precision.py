@@ -19,22 +19,25 @@ import torch
 Switches = tuple[bool | str, ...]
 """The first way: ``allow_tf32`` of convolutions, the precision of matrix products, and theirs on CPUs. The second:
 ``fp32_precision`` of convolutions, matrix products, recurrent layers, and products and convolutions on CPUs."""
-FULL: tuple[Switches, Switches] = ((False, "highest", "ieee"), ("ieee",) * 5)
-TF32: tuple[Switches, Switches] = ((True, "high", "tf32"), ("tf32", "tf32", "tf32", "ieee", "ieee"))
-"""In either way."""
+FULL, TF32 = (False, False), (True, True)
+"""Whether convolutions, and whether matrix products, may use TF32."""
+_WAYS: dict[tuple[bool, bool], tuple[Switches, Switches]] = {
+    FULL: ((False, "highest", "ieee"), ("ieee",) * 5),
+    TF32: ((True, "high", "tf32"), ("tf32", "tf32", "tf32", "ieee", "ieee")),
+}
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
     """Convolutions and matrix products without TF32 inside, the user's settings restored after."""
-    with _held(FULL):
+    with _held(_WAYS[FULL]):
         yield
 
 
 @contextmanager
 def allowing_tf32() -> Iterator[None]:
     """Both with TF32 inside."""
-    with _held(TF32):
+    with _held(_WAYS[TF32]):
         yield
 
 
