@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from widemargin.errors import InputError, WidemarginWarning
@@ -29,7 +30,7 @@ _PLACES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def _on_first_use(name: str) -> Any:
     """Public names and modules on first use: what needs no torch, such as the command's help, does not wait for it."""
     if name in _PLACES:
         return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
@@ -38,8 +39,13 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+if not TYPE_CHECKING:  # to a checker it would make any name one of ours
+    __getattr__ = _on_first_use
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    modules = (module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    return sorted({*(name for name in globals() if name.startswith("__")), *modules, *__all__})
 
 
 __all__ = [

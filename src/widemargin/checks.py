@@ -23,9 +23,11 @@ def check_images(owner: str, x: Tensor) -> None:
 
 def check_batch(owner: str, x: Tensor) -> None:
     """A batch of images is floating point, has a batch axis and at least one sample."""
-    _check_tensor(owner, "images", x)
+    check_tensor(owner, "images", x)
     if not x.is_floating_point():
         raise InputError(f"{owner}: images must be floating point in [0, 1], got {x.dtype}; divide by 255 first")
+    if x.itemsize < 2:
+        raise InputError(f"{owner}: images must be float32 or of 16 or 64 bits, got {x.dtype}; use x.float()")
     if x.dim() < 2 or x.shape[0] == 0:
         raise InputError(f"{owner}: images must be a batch (B, ...) of at least one sample, got shape {tuple(x.shape)}")
 
@@ -40,11 +42,15 @@ def check_range(owner: str, x: Tensor) -> None:
         )
 
 
-def _check_tensor(owner: str, name: str, value: object) -> None:
+def check_tensor(owner: str, name: str, value: object) -> None:
+    """Refuse lists and arrays in a tensor's place, and tensors that are not simply numbers in rows."""
     if not isinstance(value, Tensor):
         raise InputError(
             f"{owner}: {name} must be a torch.Tensor, got {type(value).__name__}; convert them with torch.as_tensor"
         )
+    if value.layout != torch.strided or value.is_nested or value.device.type == "meta":
+        got = "a nested one" if value.is_nested else f"{value.layout} on {value.device}"
+        raise InputError(f"{owner}: {name} must be a dense tensor with values, got {got}; use to_dense()")
 
 
 def usable(x: Tensor) -> Tensor:
@@ -52,13 +58,44 @@ def usable(x: Tensor) -> Tensor:
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
 
+def refuse_unfit(owner: str, model: nn.Module, x: Tensor, error: RuntimeError) -> None:
+    """A model failed on images x that are differentiated by: the usual reasons in one line, nothing for others."""
+    types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    if types and x.dtype not in types and "type" in str(error):
+        weights = " and ".join(sorted(map(str, types)))
+        raise InputError(
+            f"{owner}: the images are {x.dtype}, the model's weights {weights}, and it does not convert them; make "
+            "them alike with x.to(dtype)"
+        ) from error
+    if "Inference tensors cannot be saved" in str(error):
+        held = [name for name, buffer in model.named_buffers() if buffer.is_inference()]
+        raise InputError(
+            f"{owner}: the model uses tensors made under torch.inference_mode() ({', '.join(held) or 'no buffers'}), "
+            "which cannot be differentiated through; make them outside, or clone them there"
+        ) from error
+    if "leaf Variable" in str(error) and "in-place" in str(error):
+        raise InputError(
+            f"{owner}: the model's first operator writes into its images, which cannot be differentiated then; use one "
+            "that does not (such as ReLU without inplace=True), or begin its forward with x = x.clone()"
+        ) from error
+
+
+def refuse_transforms(owner: str) -> None:
+    """Gradients are taken by torch's ordinary backward passes, which see nothing inside torch.func's transforms."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise InputError(
+            f"{owner}: called inside a transform of torch.func (grad, vmap, jvp, ...); call it outside, on a whole "
+            "batch and with an ordinary backward()"
+        )
+
+
 def check_labels(owner: str, y: Tensor, *, batch: int, num_classes: int | None = None) -> None:
     """Labels must be (B,) integers; with ``num_classes``, on the CPU, in range as well."""
-    _check_tensor(owner, "labels", y)
+    check_tensor(owner, "labels", y)
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):
         raise InputError(f"{owner}: labels must be integers of shape ({batch},), got {y.dtype} {tuple(y.shape)}")
     if num_classes is not None and y.device.type == "cpu":
-        low, high = (int(v) for v in y.aminmax())
+        low, high = (int(v) for v in y.long().aminmax())
         if low < 0 or high >= num_classes:
             raise InputError(
                 f"{owner}: labels must be in 0..{num_classes - 1}, got {low}..{high}; "
@@ -73,8 +110,14 @@ def check_model(owner: str, model: object) -> None:
             f"{owner}: the model comes first and must be a torch.nn.Module, got {type(model).__name__}; "
             "put a function into a module's forward"
         )
-    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
-        raise InputError(f"{owner}: the model has lazy layers without weights yet; call it once on a batch first")
+    for parameter in model.parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise InputError(f"{owner}: the model has lazy layers without weights yet; call it once on a batch first")
+        if parameter.is_inference():
+            raise InputError(
+                f"{owner}: the model was made under torch.inference_mode(), so nothing can be differentiated; make or "
+                "load it outside"
+            )
 
 
 def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
@@ -84,6 +127,8 @@ def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
         raise InputError(
             f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}{_picked(logits)}"
         )
+    if logits.is_complex() or logits.layout != torch.strided:
+        raise InputError(f"{owner}: the model must return real, dense logits, got {logits.dtype}, {logits.layout}")
 
 
 def _picked(logits: object) -> str:

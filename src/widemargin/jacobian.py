@@ -8,10 +8,18 @@ c_i J_i. A set of M such products costs M backward passes; the vectorized form r
 import torch
 from torch import Tensor, nn
 
-from widemargin.checks import check_batch, check_count, check_logits, check_model, usable
+from widemargin.checks import (
+    check_batch,
+    check_count,
+    check_logits,
+    check_model,
+    refuse_transforms,
+    refuse_unfit,
+    usable,
+)
 from widemargin.double_backward import differentiable_twice
 from widemargin.errors import InputError
-from widemargin.modes import evaluating, without_ddp
+from widemargin.modes import evaluating, outside_inference_mode, without_ddp
 from widemargin.scripted import refuse_coupling_scripts
 
 
@@ -22,11 +30,16 @@ def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor,
     """
     check_model(owner, model)
     check_batch(owner, x)
+    refuse_transforms(owner)
     model = without_ddp(model)
     refuse_coupling_scripts(model)
     leaf = usable(x).detach().requires_grad_(True)
-    with evaluating(model), differentiable_twice():
-        logits = model(leaf)
+    try:
+        with evaluating(model), differentiable_twice():
+            logits = model(leaf)
+    except RuntimeError as error:
+        refuse_unfit(owner, model, leaf, error)
+        raise
     check_logits(owner, logits, batch=x.shape[0])
     if not logits.requires_grad:
         raise InputError(
@@ -74,28 +87,36 @@ def _grad(
         return torch.stack([gradient(vectors, batched=False) for vectors in cotangents])
 
 
-def one_hot_cotangents(logits: Tensor, classes: range) -> Tensor:
-    """(M, B, K): for each class of the range, the cotangent that picks its logit in every sample."""
-    rows = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)[classes.start : classes.stop]
-    return rows[:, None, :].expand(-1, logits.shape[0], -1)
+class EveryClass:
+    """The cotangents (K, B, K) that pick a logit in every sample, each made when a slice with it is asked for."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits.detach()
+
+    def __len__(self) -> int:
+        return self._logits.shape[1]
+
+    def __getitem__(self, which: slice) -> Tensor:
+        classes = range(len(self))[which]
+        rows = self._logits.new_zeros(len(classes), len(self))
+        rows.diagonal(classes.start).fill_(1)
+        return rows[:, None, :].expand(-1, len(self._logits), -1)
 
 
-def class_chunks(num_classes: int, size: int) -> list[range]:
-    """The classes in order, ``size`` at a time."""
-    return [range(start, min(start + size, num_classes)) for start in range(0, num_classes, size)]
+def in_chunks(count: int, size: int) -> list[slice]:
+    """All of them in order, ``size`` at a time."""
+    return [slice(start, start + size) for start in range(0, count, size)]
 
 
 def logit_jacobian(model: nn.Module, x: Tensor, *, classes_at_once: int = 16) -> Tensor:
     """(B, K, ...): the rows w_j = dz_j/dx of every sample, without a graph."""
     check_count("logit_jacobian: classes_at_once", classes_at_once)
-    with torch.enable_grad():
-        logits, leaf = logits_and_leaf(model, x, owner="logit_jacobian")
-    chunks = class_chunks(logits.shape[1], classes_at_once)
-    rows = [
-        vector_jacobian_products(logits, leaf, one_hot_cotangents(logits, chunk), keep_graph=chunk is not chunks[-1])
-        for chunk in chunks
-    ]
-    return torch.cat(rows).transpose(0, 1)
+    with outside_inference_mode():
+        with torch.enable_grad():
+            logits, leaf = logits_and_leaf(model, x, owner="logit_jacobian")
+        classes, chunks = EveryClass(logits), in_chunks(logits.shape[1], classes_at_once)
+        rows = [vector_jacobian_products(logits, leaf, classes[c], keep_graph=c != chunks[-1]) for c in chunks]
+        return torch.cat(rows).transpose(0, 1)
 
 
 def logit_jacobian_slowly(model: nn.Module, x: Tensor) -> Tensor:

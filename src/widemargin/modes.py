@@ -8,6 +8,7 @@ weights for evaluation, which would have to be undone before a gradient is taken
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from widemargin.types import ModelMode
@@ -37,12 +38,32 @@ def in_mode(model: nn.Module, mode: ModelMode) -> Iterator[None]:
 
 def without_ddp(model: nn.Module) -> nn.Module:
     """The network inside DistributedDataParallel: its own forward prepares for gradients that are not taken here."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    ddp = ddp_of(model)
+    return model if ddp is None else ddp.module
+
+
+def ddp_of(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
+    """The wrapper for distributed training, which may be compiled; None where there is none."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.parallel.DistributedDataParallel) else None
 
 
 def evaluating(model: nn.Module) -> AbstractContextManager[None]:
     """Evaluation mode: batch norm uses its running statistics and leaves them alone, dropout is off."""
     return in_mode(model, "eval")
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Gradients can be asked for inside, also by callers under ``torch.inference_mode()``, as validation loops are.
+
+    Tensors that were made there have to be copied before anything is differentiated by them (``checks.usable``).
+    """
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 @contextmanager

@@ -9,14 +9,21 @@ and with plain attention too; their checkpoints stay checkpoints.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.utils.checkpoint
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 _HOOK = "_checkpoint_hook"
 """What makes torch's checkpointing forget activations; without it a checkpointed part is an ordinary one."""
+
+
+def uncompiled(function: Function) -> Function:
+    """It runs as it is inside a compiled function. Torch's own decorator would hide its signature."""
+    return cast(Function, torch.compiler.disable(function))
 
 
 class _Shared:

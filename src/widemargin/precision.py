@@ -4,8 +4,9 @@ The switches belong to the whole process. Threads that want the same setting run
 other one waits and gives up its own hold meanwhile; otherwise two threads that change over to each other's setting
 would wait for ever.
 
-Torch has two ways to ask, ``allow_tf32`` and ``fp32_precision``. The first is used unless the user has said something
-in the second: it cannot be read then, or what it sets is overruled. What an operator inherited there is its own after.
+Torch has two ways to ask: ``allow_tf32`` with ``set_float32_matmul_precision``, and ``fp32_precision``. The first is
+used unless the user has said something in the second: it cannot be read then, or what it sets is overruled. What an
+operator inherited there is its own after. Both know of CPUs that multiply in less than float32 (mkldnn).
 """
 
 import threading
@@ -16,24 +17,27 @@ from typing import Any
 import torch
 
 Switches = tuple[bool | str, ...]
-"""Whether convolutions, and whether matrix products, may use TF32, as ``allow_tf32``; or as ``fp32_precision``, which
-has a third for recurrent layers."""
-FULL: Switches = (False, False)
-TF32: Switches = (True, True)
-NEWER: dict[bool | str, str] = {False: "ieee", True: "tf32"}
+"""The first way: ``allow_tf32`` of convolutions, the precision of matrix products, and theirs on CPUs. The second:
+``fp32_precision`` of convolutions, matrix products, recurrent layers, and products and convolutions on CPUs."""
+FULL, TF32 = (False, False), (True, True)
+"""Whether convolutions, and whether matrix products, may use TF32."""
+_WAYS: dict[tuple[bool, bool], tuple[Switches, Switches]] = {
+    FULL: ((False, "highest", "ieee"), ("ieee",) * 5),
+    TF32: ((True, "high", "tf32"), ("tf32", "tf32", "tf32", "ieee", "ieee")),
+}
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
     """Convolutions and matrix products without TF32 inside, the user's settings restored after."""
-    with _held(FULL):
+    with _held(_WAYS[FULL]):
         yield
 
 
 @contextmanager
 def allowing_tf32() -> Iterator[None]:
     """Both with TF32 inside."""
-    with _held(TF32):
+    with _held(_WAYS[TF32]):
         yield
 
 
@@ -51,17 +55,17 @@ def convolutions_use_tf32() -> bool:
 
 def products_use_tf32() -> bool:
     """Whether matrix products do now."""
-    return _read()[1] in (True, "tf32")
+    return _read()[1] in ("high", "medium", "tf32")
 
 
 _changed = threading.Condition()
 _held_by: dict[int, Switches] = {}
 """What each thread inside a block has; all the same. While there is none the switches are the user's."""
-_users: Switches = (True, False)
+_users: Switches = ()
 
 
 @contextmanager
-def _held(wanted: Switches | None) -> Iterator[None]:
+def _held(wanted: tuple[Switches, Switches] | None) -> Iterator[None]:
     """The switches as wanted, None for as the user has them, until the block ends."""
     me = threading.get_ident()
     with _changed:
@@ -73,10 +77,10 @@ def _held(wanted: Switches | None) -> Iterator[None]:
         with _changed:
             _let_go(me)
             if around is not None:  # the block around this one goes on
-                _take(me, around)
+                _take(me, (around, around))
 
 
-def _take(me: int, wanted: Switches | None) -> None:
+def _take(me: int, wanted: tuple[Switches, Switches] | None) -> None:
     global _users
     _changed.wait_for(lambda: not _held_by or _resolved(wanted) in _held_by.values())
     if not _held_by:
@@ -94,28 +98,33 @@ def _let_go(me: int) -> Switches | None:
     return had
 
 
-def _resolved(wanted: Switches | None) -> Switches:
+def _resolved(wanted: tuple[Switches, Switches] | None) -> Switches:
     """In the way that the user's own settings are read."""
-    if wanted is None:
-        return _users
-    if not isinstance(_users[0], str) or isinstance(wanted[0], str):
-        return wanted
-    convolutions, products = (NEWER[value] for value in wanted)
-    return convolutions, products, convolutions
+    return _users if wanted is None else wanted[isinstance(_users[0], str)]
 
 
 def _read() -> Switches:
     backends: Any = torch.backends
     with suppress(RuntimeError):  # which the older way raises where it cannot say what is set
-        if backends.fp32_precision == backends.cudnn.fp32_precision == "none":  # else they overrule it
-            return backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32
-    return tuple(part.fp32_precision for part in (backends.cudnn.conv, backends.cuda.matmul, backends.cudnn.rnn))
+        newer = backends, backends.cudnn, backends.mkldnn.conv
+        if all(part.fp32_precision == "none" for part in newer):  # else they overrule it
+            products = backends.cuda.matmul.allow_tf32 and torch.get_float32_matmul_precision()
+            return backends.cudnn.allow_tf32, products or "highest", backends.mkldnn.matmul.fp32_precision
+    return tuple(part.fp32_precision for part in _parts())
 
 
 def _set(wanted: Switches) -> None:
     backends: Any = torch.backends
     if isinstance(wanted[0], str):
-        for part, value in zip((backends.cudnn.conv, backends.cuda.matmul, backends.cudnn.rnn), wanted, strict=True):
+        for part, value in zip(_parts(), wanted, strict=True):
             part.fp32_precision = value
     elif wanted != _read():
-        backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = wanted
+        backends.cudnn.allow_tf32, products, backends.mkldnn.matmul.fp32_precision = wanted
+        torch.set_float32_matmul_precision(str(products))
+        backends.mkldnn.matmul.fp32_precision = wanted[2]  # which that has set too
+
+
+def _parts() -> tuple[Any, ...]:
+    backends: Any = torch.backends
+    cpu = backends.mkldnn.matmul, backends.mkldnn.conv
+    return backends.cudnn.conv, backends.cuda.matmul, backends.cudnn.rnn, *cpu

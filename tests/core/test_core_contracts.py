@@ -196,6 +196,21 @@ def test_under_bf16_autocast(name: str) -> None:
     assert same(everything(model), before)
 
 
+@pytest.mark.parametrize("name", [name for name in CALLS if "value" in name or "margin" in name or name == "jacobian"])
+@pytest.mark.parametrize("images_too", [False, True])
+def test_measuring_under_inference_mode(name: str, images_too: bool) -> None:
+    """As in the validation loop of a framework."""
+    model, x, y = net_in_use()
+    before, expected = everything(model), CALLS[name](model, x, y)
+    with torch.inference_mode():
+        given = (x.clone(), y.clone()) if images_too else (x, y)
+        assert given[0].is_inference() == images_too
+        result = CALLS[name](model, *given)
+        assert torch.is_inference_mode_enabled()
+    assert torch.equal(result, expected)
+    assert same(everything(model), before)
+
+
 # A penalty that would train nothing
 
 
@@ -208,7 +223,10 @@ class TestPenaltiesThatWouldTrainNothing:
 
     def test_where_none_exist(self, name: str) -> None:
         model, x, y = net_in_use()
-        with torch.inference_mode(), pytest.raises(InputError, match="no gradient exists; leave it first"):
+        with (
+            torch.inference_mode(),
+            pytest.raises(InputError, match=r"no gradient exists; leave it first, or use \w+.value"),
+        ):
             REGULARIZERS[name](model, x, y)
 
     def test_with_frozen_parameters(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""An attack and a penalty in somebody's own loop with DistributedDataParallel, in a process of its own."""
+"""An attack and a penalty in somebody's own loop with DistributedDataParallel or FSDP, in processes of their own."""
 
 import subprocess
 import sys
@@ -40,3 +40,127 @@ def test_the_gradients_of_the_model_alone(option, tmp_path):
     command = [sys.executable, "-c", LOOP, str(tmp_path / "meeting"), option]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "the same\n", done.stderr
+
+
+TWO = """
+import os, sys, torch, torch.distributed as dist, torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from widemargin import ExactEMR, InputError, StochasticEMR
+
+rank = int(sys.argv[2])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+emr, images = ExactEMR(), torch.rand(4, 15, generator=torch.Generator().manual_seed(1)).double()
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        out = super().forward(x)
+        return torch.special.expit(out) if self.unknown else out  # an operator the sweeps do not take
+
+def make(unknown):
+    torch.manual_seed(0)
+    net = Net(nn.Linear(15, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+    net.unknown = unknown
+    return net
+
+def loss(model, rows):
+    return F.cross_entropy(model(images[rows]), torch.arange(4)[rows])
+
+def penalty(model, rows):
+    return emr(model, images[rows]).mean()
+
+def together(model, rows):
+    (loss(model, rows) + penalty(model, rows) + 2 * penalty(model, rows)).backward()
+
+def first(model, rows):
+    extra = penalty(model, rows)
+    (loss(model, rows) + extra).backward()
+
+def quietly_before(model, rows):
+    if isinstance(model, nn.Linear | Net):
+        penalty(model, rows).backward()
+    else:
+        with getattr(model, "_orig_mod", model).no_sync():
+            penalty(model, rows).backward()
+    loss(model, rows).backward()
+
+def after(model, rows):
+    loss(model, rows).backward()
+    penalty(model, rows).backward()
+
+def after_with_weight_decay(model, rows):
+    loss(model, rows).backward()
+    (penalty(model, rows) + sum(p.square().sum() for p in model.parameters())).backward()
+
+def two_forwards_one_backward_each(model, rows):
+    one, other = loss(model, rows), penalty(model, rows)
+    other.backward()
+    one.backward()
+
+def alone(model, rows):
+    penalty(model, rows).backward()
+
+def without_accumulating(model, rows):
+    torch.autograd.grad(penalty(model, rows), [p for p in model.parameters() if p.dim() == 2])
+    loss(model, rows).backward()
+
+CASES = [(together, True), (first, True), (quietly_before, True), (without_accumulating, True)]
+CASES += [(after, False), (after_with_weight_decay, False), (two_forwards_one_backward_each, False), (alone, False)]
+KINDS = [(False, {}), (True, {}), (False, {"static_graph": True}), (False, {"gradient_as_bucket_view": True})]
+KINDS += [(False, {"compiled": True})]
+for case, right in CASES:
+    for unknown, options in KINDS:
+        static, compiled = "static_graph" in options, options.get("compiled")
+        if static and case in (quietly_before, after_with_weight_decay):
+            continue  # which DDP has its own troubles with
+        alone_net, shared = make(unknown), make(unknown)
+        wrapped = DDP(shared, **{key: value for key, value in options.items() if key != "compiled"})
+        if compiled:
+            wrapped = torch.compile(wrapped, backend="eager")
+        said = ""
+        for _ in range(3):
+            alone_net.zero_grad()
+            shared.zero_grad()
+            case(alone_net, slice(0, 4))
+            try:
+                case(wrapped, slice(2 * rank, 2 * rank + 2))
+            except InputError as error:
+                said = str(error)
+                break
+        name = f"{case.__name__} {unknown} {options}"
+        if right:
+            assert not said, (name, said)
+            for ours, expected in zip(shared.parameters(), alone_net.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, expected.grad, msg=name)
+        else:
+            assert "add the penalty to the loss and call backward() once" in said, name
+
+from torch.distributed.fsdp import fully_shard
+from widemargin import PGD, effective_margin
+whole, sharded = make(False), make(False)
+for part in (sharded[0], sharded):
+    fully_shard(part)
+for regularizer in (emr, StochasticEMR()):
+    try:
+        regularizer(sharded, images).sum().backward()
+    except InputError as error:
+        assert "weights are sharded over processes" in str(error)
+    else:
+        raise AssertionError("not refused")
+y = torch.arange(4)
+torch.testing.assert_close(effective_margin(sharded, images, y), effective_margin(whole, images, y))
+torch.testing.assert_close(emr.value(sharded, images), emr.value(whole, images))
+attack = PGD(eps=0.1, step_size=0.05, steps=2)
+torch.testing.assert_close(attack(sharded, images, y), attack(whole, images, y))
+F.cross_entropy(sharded(images), y).backward()
+print("as it should be", flush=True)
+os._exit(0)
+"""
+
+
+def test_two_processes_agree_or_are_told_that_they_would_not(tmp_path):
+    commands = [[sys.executable, "-c", TWO, str(tmp_path / "meeting"), str(rank)] for rank in range(2)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(command, **pipes) for command in commands]
+    answers = [process.communicate(timeout=300) for process in running]
+    assert [output for output, _ in answers] == ["as it should be\n"] * 2, answers[0][1]

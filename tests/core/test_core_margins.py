@@ -101,6 +101,7 @@ def test_works_without_gradients_and_with_frozen_parameters_and_has_no_graph() -
 @pytest.mark.parametrize(
     ("y", "message"),
     [
+        (torch.tensor([0, 4], dtype=torch.uint16), r"labels must be in 0\.\.3, got 0\.\.4"),
         (torch.tensor([0, 4]), r"effective_margin: labels must be in 0\.\.3, got 0\.\.4; the model has 4 outputs"),
         (torch.tensor([-1, 1]), r"labels must be in 0\.\.3, got -1\.\.1"),
         (torch.tensor([0.0, 1.0]), r"labels must be integers of shape \(2,\), got torch.float32"),
@@ -195,3 +196,29 @@ def test_margins_are_measured_without_tf32_whatever_the_user_allows() -> None:
         effective_margin(model, images(2, 1, 3, 4), labels(2, 5))
         assert torch.backends.cudnn.allow_tf32
     assert seen == {"forward": {(False, False)}, "backward": {(False, False)}}
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+@pytest.mark.parametrize(
+    ("dtype", "factor"),
+    [(torch.float32, f) for f in (1e-36, 1e-30, 1e-20, 1e20, 1e35)] + [(torch.float64, f) for f in (1e-200, 1e200)],
+)
+def test_the_scale_of_the_logits_does_not_matter(norm: str, dtype: torch.dtype, factor: float) -> None:
+    model, x, y = linear().to(dtype), images(6, 1, 3, 4, dtype=dtype), labels(6, 5)
+    expected = effective_margin(model, x, y, norm)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+    torch.testing.assert_close(effective_margin(model, x, y, norm), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_equal_logits_that_nothing_moves_are_signed_as_the_first_is_predicted(norm: str) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    assert effective_margin(model, images(3, 4, dtype=torch.float32), torch.arange(3), norm).tolist() == [
+        math.inf,
+        -math.inf,
+        -math.inf,
+    ]

@@ -344,3 +344,71 @@ def test_lazy_layers_without_weights_are_named(use):
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(4)).double()
     with pytest.raises(InputError, match="call it once on a batch first"):
         use(model, images(3, 1, 3, 5), labels(3, 4))
+
+
+LAYOUTS: dict[str, Callable[[], Tensor]] = {
+    "grey in three channels": lambda: images(3, 1, 2, 3).expand(-1, 3, -1, -1),
+    "one image often": lambda: images(1, 3, 2, 3).expand(3, -1, -1, -1),
+    "windows that overlap": lambda: images(1, 40).flatten().unfold(0, 18, 4)[:3].unflatten(1, (3, 2, 3)),
+    "every second pixel": lambda: images(3, 3, 4, 6)[:, :, ::2, ::2],
+}
+
+
+@pytest.mark.parametrize("emr", PENALTIES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("first", ["normalization", "sigmoid", "expand"])
+def test_images_whose_pixels_share_memory(emr, layout, first):
+    def forward(self: Module, x: Tensor) -> Tensor:
+        if first == "expand":
+            x = x[:, :1].expand(-1, 3, -1, -1)
+        x = torch.sigmoid(x) if first == "sigmoid" else (x - self.mean) / 0.25
+        return self.net(x)
+
+    mean = nn.Buffer(torch.rand(3, 1, 1, dtype=torch.float64))
+    model, x = Module(forward, net=relu_net(shape=(3, 2, 3)), mean=mean), LAYOUTS[layout]()
+    weights = [model.net[1].weight, model.net[5].weight]
+    found, expected = (
+        torch.autograd.grad(emr(model, given, generator=torch.Generator().manual_seed(0)).sum(), weights)
+        for given in (x, x.contiguous().clone())
+    )
+    torch.testing.assert_close(found, expected)
+    if isinstance(emr, ExactEMR):
+        torch.testing.assert_close(found, torch.autograd.grad(exact_emr_slowly(model, x).sum(), weights))
+
+
+@pytest.mark.parametrize("use", [*USES[1:2], *USES[3:], lambda model, x, y: ExactEMR().value(model, x)])
+@pytest.mark.parametrize(("of_images", "of_weights"), [("float64", "float32"), ("float16", "float32")])
+def test_images_of_another_type_are_named(use, of_images, of_weights):
+    model, x = relu_net().to(getattr(torch, of_weights)), images(3, 1, 3, 5).to(getattr(torch, of_images))
+    with pytest.raises(InputError, match=rf"images are torch.{of_images}, the model's weights torch.{of_weights}"):
+        use(model, x, labels(3, 4))
+    use(Module(lambda self, x: self.net(x.to(self.net[1].weight.dtype)), net=model), x, labels(3, 4))
+
+
+@pytest.mark.parametrize("use", [*USES[1:2], *USES[3:], lambda model, x, y: ExactEMR().value(model, x)])
+def test_what_cannot_be_differentiated_is_said(use):
+    net, x, y = relu_net(), images(3, 1, 3, 5), labels(3, 4)
+    with pytest.raises(InputError, match=r"must return real, dense logits, got torch.complex128"):
+        use(Module(lambda self, x: self.net(x).to(torch.complex128), net=net), x, y)
+    with pytest.raises(InputError, match=r"called inside a transform of torch\.func"):
+        torch.func.vmap(lambda sample: use(net, sample[None], y[:1])[0])(x)
+    with pytest.raises(InputError, match=r"writes into its images"):
+        use(Module(lambda self, x: self.net(x.sub_(0.5)), net=net), x, y)
+    assert torch.equal(x, images(3, 1, 3, 5))
+    with torch.inference_mode():
+        kept = images(1, 1, 3, 5)
+    with pytest.raises(InputError, match=r"uses tensors made under torch\.inference_mode\(\)"):
+        use(Module(lambda self, x: self.net(x * kept), net=net), x, y)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_extra_state_of_a_module_is_let_be(use):
+    class Counting(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {"calls": 3}
+
+        def set_extra_state(self, state: Any) -> None:
+            raise AssertionError("nobody loads it")
+
+    model = seeded(0, lambda: nn.Sequential(nn.Flatten(), Counting(15, 4)))
+    use(model, images(3, 1, 3, 5), labels(3, 4))

@@ -1,5 +1,7 @@
 """The TF32 switches of the process: nested, and wanted by several threads at once."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -183,6 +185,48 @@ def test_margins_do_not_depend_on_how_tf32_was_asked_for(newer):
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     assert torch.equal(effective_margin(model, x, y), expected)
     assert newer()[1] == "tf32"
+
+
+SAID_BEFORE = """
+import sys, torch
+from torch import nn
+from widemargin import effective_margin
+from widemargin.precision import allowing_tf32, full_float32, products_use_tf32
+
+def read():
+    return torch.get_float32_matmul_precision(), torch.backends.mkldnn.matmul.fp32_precision, products_use_tf32()
+
+torch.set_float32_matmul_precision(sys.argv[1])
+before = read()
+with full_float32():
+    print(*read())
+    with allowing_tf32():
+        print(*read())  # torch's compiler reads it
+effective_margin(nn.Linear(6, 3), torch.rand(4, 6), torch.tensor([0, 1, 2, 0]))
+print(read() == before, *before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "before"), [("medium", "medium bf16 True"), ("high", "high tf32 True"), ("highest", "highest ieee False")]
+)
+def test_what_set_float32_matmul_precision_said_can_be_read_and_is_put_back(said, before):
+    command = [sys.executable, "-c", SAID_BEFORE, said]  # a process where nothing else was said
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["highest ieee False", "high tf32 True", f"True {before}"]
+
+
+@pytest.mark.parametrize("part", ["matmul", "conv"])
+def test_a_cpu_computes_in_full_float32_too(part):
+    owner = getattr(torch.backends.mkldnn, part)
+    before = owner.fp32_precision
+    try:
+        owner.fp32_precision = "bf16"
+        with full_float32():
+            assert owner.fp32_precision == "ieee"
+        assert owner.fp32_precision == "bf16"
+    finally:
+        owner.fp32_precision = before
 
 
 def run_all(targets):

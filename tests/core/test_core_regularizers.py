@@ -3,10 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from oracles import (
     approximate_emr_slowly,
@@ -20,7 +22,7 @@ from oracles import (
     smooth_net,
     troublesome_net,
 )
-from widemargin import ApproximateEMR, ExactEMR, InputError, StochasticEMR
+from widemargin import ApproximateEMR, ExactEMR, InputError, StochasticEMR, effective_margin
 from widemargin.jacobian import logit_jacobian, logit_jacobian_slowly
 from widemargin.linearize import stages
 from widemargin.linearize.record import Tape
@@ -146,6 +148,41 @@ def test_exact_memory_does_not_grow_with_the_number_of_classes() -> None:
     few, many = needed(4, 4), needed(64, 4)
     assert many < 2 * few  # the last layer's own weights and logits are what is more
     assert needed(64, 64) > 4 * few  # so the measure can tell
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that an operator's result had."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.itemsize)
+        return result
+
+
+@pytest.mark.parametrize("use", ["penalty", "penalty by double backward", "value", "margin", "jacobian"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_no_tensor_has_all_classes_twice(use: str, autocast: bool) -> None:
+    num_classes, x = 600, images(2, 6, dtype=torch.float32)
+    model = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, num_classes))
+    if use == "penalty by double backward":
+        model.register_full_backward_hook(lambda *_: None)
+    with Largest() as largest:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            if use.startswith("penalty"):
+                penalty = ExactEMR(classes_at_once=4)(model, x)
+            elif use == "value":
+                ExactEMR(classes_at_once=4).value(model, x)
+            elif use == "margin":
+                effective_margin(model, x, torch.tensor([0, 599]), classes_at_once=4)
+            else:
+                logit_jacobian(model, x, classes_at_once=4)
+        if use.startswith("penalty"):
+            penalty.sum().backward()
+    assert 0 < largest.numbers <= 12 * num_classes < num_classes * num_classes / 40
 
 
 @pytest.mark.parametrize("classes_at_once", [2, 16])

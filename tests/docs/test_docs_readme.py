@@ -1,9 +1,15 @@
 """The README's Python runs as it stands; its commands exist."""
 
+import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -26,6 +32,51 @@ def test_the_python_runs_in_order():
         exec(block, names)
     names["loss"].backward()
     assert all(parameter.grad is not None for parameter in names["model"].parameters())
+
+
+USERS_FILE = """
+import torch
+import torch.nn.functional as F
+import widemargin
+
+model, x, y = torch.nn.Linear(12, 3), torch.rand(4, 12), torch.tensor([0, 1, 2, 0])
+{}
+margins: torch.Tensor = widemargin.effective_margin(model, x, y)
+number: int = emr(model, x)  # no: a tensor
+number = emr.value(model, x)  # no: a tensor
+number = widemargin.ExactEMR()(model, x)  # no: a tensor
+number = widemargin.StochasticEMR().value(model, x)  # no: a tensor
+number = widemargin.effective_margin(model, x, y)  # no: a tensor
+emr(model)  # no: images are missing
+widemargin.effective_margin(model, x, y, norm="l3")  # no: not a norm
+widemargin.Aproximate  # no: a typo
+"""
+
+
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_type_checkers_know_what_it_shows(checker, tmp_path):
+    program = shutil.which(checker, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if program is None:
+        pytest.skip(f"{checker} is not installed")
+    sources, users = str(Path(widemargin.__file__).parents[1]), tmp_path / "users.py"
+    users.write_text(USERS_FILE.format("".join(PYTHON)), encoding="utf-8")
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [sources]}), encoding="utf-8")
+    options = {
+        "mypy": ["--strict", "--config-file=", "--follow-imports=silent"],
+        "pyright": ["--pythonpath", sys.executable],
+    }
+    done = subprocess.run(
+        [program, *options[checker], "users.py"],
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": sources},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = users.read_text(encoding="utf-8").splitlines()
+    wrong = [number for number, line in enumerate(lines, start=1) if "# no: " in line]
+    found = re.findall(r"users\.py:(\d+):.*error", done.stdout)
+    assert sorted(set(map(int, found))) == wrong, done.stdout + done.stderr
 
 
 def test_the_commands_name_verbs_and_recipes_that_exist(capsys):

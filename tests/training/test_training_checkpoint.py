@@ -4,15 +4,17 @@ import ast
 import json
 import stat
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import widemargin
-from widemargin import InputError
+from widemargin import InputError, load
 from widemargin.checkpoints import Checkpoint, Description, load_checkpoint, restore_model, save_checkpoint
 from widemargin.config_files import from_dict
 from widemargin.files import write_text_whole, write_whole
@@ -223,3 +225,29 @@ def test_nothing_but_the_cifar_reader_knows_pickle():
                 assert node.attr != "save", path
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
                 assert "weights_only=True" in ast.unparse(node), path
+
+
+@pytest.mark.parametrize("kept", [torch.tensor([3.0]), {"calls": 3}])
+def test_extra_state_of_a_module_is_kept_if_it_is_a_tensor_and_refused_before_training_if_not(
+    tiny, tmp_path, monkeypatch, kept
+):
+    class Keeping(nn.Linear):
+        def get_extra_state(self):
+            return kept
+
+        def set_extra_state(self, state):
+            self.found = state
+
+    @dataclass(frozen=True, kw_only=True)
+    class KeepingConfig:
+        def build(self, *, image_shape, num_classes, seed, make_head=None):
+            return nn.Sequential(nn.Flatten(), Keeping(784, num_classes))
+
+    monkeypatch.setitem(MODELS, "keeping", KeepingConfig)
+    config = tiny("epochs=1", 'model={kind="keeping"}')
+    if isinstance(kept, dict):
+        with pytest.raises(InputError, match=r"model: 1\._extra_state must be a tensor, .*, got dict"):
+            train(config, out=tmp_path)
+        return
+    train(config, out=tmp_path)
+    assert torch.equal(load(tmp_path)[1].found, kept)

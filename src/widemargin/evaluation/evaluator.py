@@ -209,6 +209,9 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: Subject) 
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
+        if not isinstance(tensor, torch.Tensor):  # a module's extra state, which may be anything
+            digest.update(repr(tensor).encode())
+            continue
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     table = dataclasses.asdict(settings) | {"eps": [written(eps) for eps in settings.eps]}
     sizes = [float(eps) for eps in settings.eps]

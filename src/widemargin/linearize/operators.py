@@ -33,6 +33,7 @@ class Layout:
     @staticmethod
     def of(value: Tensor) -> "Layout":
         """The layout of a tensor."""
+        value = _apart(value)
         return Layout(shape=value.shape, stride=value.stride(), dtype=value.dtype, device=value.device)
 
     def unread(self) -> Tensor:
@@ -74,7 +75,7 @@ class Operator:
 
     @property
     def _values(self) -> list[Tensor]:
-        return [value.detach() if isinstance(value, Tensor) else value.unread() for value in self.inputs]
+        return [_apart(value.detach()) if isinstance(value, Tensor) else value.unread() for value in self.inputs]
 
     def _of_slots(self, *slots: Tensor) -> Tensor:
         return self._apply(*slots, *self._values[self._slots :])
@@ -140,6 +141,18 @@ class Operator:
             torch.zeros_like(value).expand(count, *value.shape) if t is None else t
             for value, t in zip(slots, tangents, strict=True)
         ]
+
+
+def _apart(value: Tensor) -> Tensor:
+    """A copy of a tensor whose elements may share memory: torch lays derivatives out like it, and writes there."""
+    reach = 0
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1
+    ):
+        if stride <= reach:
+            return value.contiguous()
+        reach += stride * (size - 1)
+    return value
 
 
 def _pullback(function: Callable[..., Tensor], values: Sequence[Tensor]) -> Callable[[Tensor], tuple[Tensor, ...]]:

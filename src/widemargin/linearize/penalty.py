@@ -6,17 +6,27 @@ worth of work for piecewise linear networks where double backward takes six, and
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from widemargin.jacobian import in_chunks
 from widemargin.linearize.layers import Gradients
 from widemargin.linearize.once import differentiable_once
 from widemargin.linearize.stages import Stages
 from widemargin.linearize.sweeps import add_gradients
 
-Cotangents = Callable[[Tensor], Tensor]
+
+class Rows(Protocol):
+    """(M, B, K): a tensor, or what gives slices of one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: slice, /) -> Tensor: ...
+
+
+Cotangents = Callable[[Tensor], Rows]
 """logits (B, K) -> (M, B, K)."""
 
 
@@ -60,13 +70,12 @@ class _SquaredProducts(torch.autograd.Function):
         ctx.save_for_backward(x, *(named[name] for name in ctx.read))  # one of them changed before backward() raises
         ctx.logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         ctx.cotangents = None if constant else cotangents
-        vectors = cotangents(ctx.logits).to(logits.dtype)
-        whole = len(vectors) <= at_once or not constant
+        ctx.vectors, ctx.vectors_dtype = cotangents(ctx.logits), logits.dtype
+        whole = len(ctx.vectors) <= at_once or not constant
         total = torch.zeros(len(x), dtype=ctx.logits.dtype, device=x.device)
         ctx.chunks = []
-        for chunk in [vectors] if whole else vectors.split(at_once):
-            with torch.autocast(x.device.type, enabled=False):
-                g, adjoints = stages.adjoints(ctx.tape, chunk)
+        for chunk in in_chunks(len(ctx.vectors), len(ctx.vectors) if whole else at_once):
+            g, adjoints = _adjoints(ctx, chunk)
             total = total + squared_lengths(g)
             ctx.chunks.append((chunk, g, adjoints) if whole else (chunk, None, None))
         return total
@@ -79,12 +88,18 @@ class _SquaredProducts(torch.autograd.Function):
         gradients: Gradients = {}
         with torch.autocast(weights.device.type, enabled=False):
             for chunk, kept, adjoints in ctx.chunks:
-                g, adjoints = (kept, adjoints) if kept is not None else ctx.stages.adjoints(ctx.tape, chunk)
+                g, adjoints = (kept, adjoints) if kept is not None else _adjoints(ctx, chunk)
                 add_gradients(gradients, _weight_gradients(ctx, g, adjoints, weights))
         if not torch._C._autograd._get_current_graph_task_keep_graph():
-            del ctx.tape, ctx.chunks, ctx.logits  # as torch frees what it saved
+            del ctx.tape, ctx.chunks, ctx.logits, ctx.vectors  # as torch frees what it saved
         found = [gradients[name].to(types[name]) if name in gradients else None for name in ctx.names]
         return (None,) * 6 + tuple(found)
+
+
+def _adjoints(ctx: Any, chunk: slice) -> tuple[Tensor, list[Tensor]]:
+    with torch.autocast(ctx.logits.device.type, enabled=False):
+        found: tuple[Tensor, list[Tensor]] = ctx.stages.adjoints(ctx.tape, ctx.vectors[chunk].to(ctx.vectors_dtype))
+    return found
 
 
 def _weight_gradients(ctx: Any, g: Tensor, adjoints: list[Tensor], weights: Tensor) -> Gradients:
@@ -105,7 +120,7 @@ def _through_cotangents(cotangents: Cotangents, logits: Tensor, pushed: Tensor) 
     """(B, K): d <c(z), J v> / dz at J v held fixed."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_(True)
-        vectors = cotangents(leaf)
+        vectors = cotangents(leaf)[:]
     (bend,) = torch.autograd.grad(vectors, leaf, pushed.to(vectors.dtype))
     return bend.to(pushed.dtype)
 

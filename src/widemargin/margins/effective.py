@@ -7,18 +7,22 @@ The minimum is taken over all classes: the runner-up alone gives the minimum for
 biased upward.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from widemargin.checks import check_count, check_labels, choice
-from widemargin.jacobian import class_chunks, logits_and_leaf, one_hot_cotangents, vector_jacobian_products
+from widemargin.jacobian import EveryClass, in_chunks, logits_and_leaf, vector_jacobian_products
+from widemargin.modes import outside_inference_mode
+from widemargin.plain_operators import uncompiled
 from widemargin.precision import full_float32
 from widemargin.types import Norm
 
 DUAL_ORDER: dict[str, int] = {"l2": 2, "linf": 1}
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def effective_margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm = "l2", *, classes_at_once: int = 16) -> Tensor:
     """(B,): the distance of each image to its nearest linearized boundary, in pixel units of ``norm``.
 
@@ -26,7 +30,7 @@ def effective_margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm = "l2", 
     """
     choice("effective_margin", "norm", norm, tuple(DUAL_ORDER))
     check_count("effective_margin: classes_at_once", classes_at_once)
-    with full_float32():
+    with full_float32(), outside_inference_mode():
         return _margin(model, x, y, norm, classes_at_once)
 
 
@@ -37,11 +41,12 @@ def _margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm, classes_at_once:
     check_labels("effective_margin", y, batch=len(x), num_classes=num_classes)
     own = _own_class(logits, y)
     own_row = vector_jacobian_products(logits, leaf, own.unsqueeze(0), keep_graph=True)
+    classes = EveryClass(logits)
     distances = [
-        _lengths(own_row - vector_jacobian_products(logits, leaf, one_hot_cotangents(logits, c), keep_graph=True), norm)
-        for c in class_chunks(num_classes, classes_at_once)
+        _lengths(own_row - vector_jacobian_products(logits, leaf, classes[chunk], keep_graph=True), norm)
+        for chunk in in_chunks(num_classes, classes_at_once)
     ]
-    return _nearest(logits.detach(), own, torch.cat(distances).T)
+    return _nearest(logits.detach(), y, torch.cat(distances).T)
 
 
 def _own_class(logits: Tensor, y: Tensor) -> Tensor:
@@ -49,16 +54,24 @@ def _own_class(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def _lengths(rows: Tensor, norm: Norm) -> Tensor:
-    lengths: Tensor = torch.linalg.vector_norm(rows.flatten(2), ord=DUAL_ORDER[norm], dim=2)
+    """Of rows made about 1 by a power of two, which rounds nothing: squares must neither vanish nor overflow."""
+    rows = rows.flatten(2)
+    most = math.frexp(torch.finfo(rows.dtype).max)[1] - 2
+    exponents = torch.frexp(rows.abs().amax(2)).exponent.clamp(-most, most)
+    power = torch.exp2(exponents.to(rows.dtype))  # ldexp makes it in float32
+    lengths: Tensor = torch.linalg.vector_norm(rows / power.unsqueeze(2), ord=DUAL_ORDER[norm], dim=2) * power
     return lengths
 
 
-def _nearest(logits: Tensor, own: Tensor, slopes: Tensor) -> Tensor:
+def _nearest(logits: Tensor, y: Tensor, slopes: Tensor) -> Tensor:
     """(B, K) logits and slopes ||w_y - w_j|| -> (B,); a boundary that no move approaches is infinitely far."""
-    label = logits.masked_fill(~own.bool(), -torch.inf).amax(1, keepdim=True)
-    gaps = (label - logits).masked_fill(logits == -torch.inf, torch.inf)  # a class that is ruled out is no neighbor
+    label, classes = y.long().unsqueeze(1), torch.arange(logits.shape[1], device=logits.device)
+    own = classes == label
+    gaps = logits.gather(1, label) - logits
+    gaps = gaps.masked_fill(logits == -torch.inf, torch.inf)  # a class that is ruled out is no neighbor
     tiny = torch.finfo(slopes.dtype).tiny
-    unreachable = torch.copysign(slopes.new_tensor(torch.inf), gaps)
+    wins = gaps.masked_fill((gaps == 0) & (classes < label), -1.0)  # of equal logits the first is predicted
+    unreachable = torch.copysign(slopes.new_tensor(torch.inf), wins)
     moves = (slopes > tiny) | slopes.isnan() | gaps.isnan()  # what is not a number stays none
     ratios = torch.where(moves, gaps / slopes.clamp_min(tiny), unreachable)
-    return ratios.masked_fill(own.bool(), torch.inf).amin(1)
+    return ratios.masked_fill(own, torch.inf).amin(1)

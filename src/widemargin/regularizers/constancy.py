@@ -1,5 +1,6 @@
 """What every input-gradient penalty refuses: to be a constant."""
 
+import sys
 from typing import Any, cast
 
 import torch
@@ -11,7 +12,10 @@ from widemargin.errors import InputError
 def check_gradient_is_possible(owner: str, model: nn.Module, x: Tensor) -> None:
     """A penalty called where it cannot train anything, or not what made its images, says so."""
     if torch.is_inference_mode_enabled():
-        raise InputError(f"{owner}: called under torch.inference_mode(), where no gradient exists; leave it first")
+        raise InputError(
+            f"{owner}: called under torch.inference_mode(), where no gradient exists; "
+            f"leave it first, or use {owner}.value(...) to measure"
+        )
     if not torch.is_grad_enabled():
         raise InputError(
             f"{owner}: called under torch.no_grad(), so the penalty would carry no gradient; "
@@ -29,13 +33,24 @@ def check_gradient_is_possible(owner: str, model: nn.Module, x: Tensor) -> None:
         )
 
 
+def check_not_sharded(owner: str, model: nn.Module) -> None:
+    """FSDP has a part of each weight in every process, and its hooks gather them for first derivatives alone."""
+    fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
+    wrapped = fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules())
+    if wrapped or (tensor is not None and any(isinstance(p, tensor.DTensor) for p in model.parameters())):
+        raise InputError(
+            f"{owner}: the model's weights are sharded over processes (fully_shard, FSDP or tensor parallelism), which "
+            "has no second derivatives; use DistributedDataParallel"
+        )
+
+
 def trained_by(owner: str, penalty: Tensor, leaf: Tensor) -> list[Tensor]:
     """The parameters that the penalty's graph reaches, beside the images' leaf, in the model or outside of it.
 
     None is refused: without this a lost graph would train on without the penalty. That the penalty requires a gradient
     proves nothing, for a second derivative may depend on the images alone.
     """
-    found = [tensor for tensor in _leaves(penalty) if tensor is not leaf]
+    found = [tensor for tensor in reached_by(penalty) if tensor is not leaf]
     if not found:
         raise InputError(
             f"{owner}: the penalty does not depend on the parameters; the model's forward loses the graph of the input "
@@ -45,7 +60,7 @@ def trained_by(owner: str, penalty: Tensor, leaf: Tensor) -> list[Tensor]:
     return found
 
 
-def _leaves(tensor: Tensor) -> list[Tensor]:
+def reached_by(tensor: Tensor) -> list[Tensor]:
     """The tensors that a backward pass from here would give gradients to."""
     waiting, seen, leaves = [tensor.grad_fn], set(), []
     while waiting:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.checks import check_number
+from widemargin.plain_operators import uncompiled
 from widemargin.regularizers.input_gradients import squared_input_gradients, squared_input_gradients_value
 
 
@@ -28,7 +29,7 @@ class ApproximateEMR:
             hint="the paper uses 0.1 to 40",
         )
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -36,7 +37,7 @@ class ApproximateEMR:
         del y, generator
         return squared_input_gradients("ApproximateEMR", model, x, self._cotangents)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def value(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:

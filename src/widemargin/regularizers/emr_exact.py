@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.checks import check_count
-from widemargin.jacobian import one_hot_cotangents
+from widemargin.jacobian import EveryClass
+from widemargin.plain_operators import uncompiled
 from widemargin.regularizers.input_gradients import squared_input_gradients, squared_input_gradients_value
 
 
@@ -24,22 +25,18 @@ class ExactEMR:
     def __post_init__(self) -> None:
         check_count("ExactEMR.classes_at_once", self.classes_at_once)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """(B,), differentiable in the parameters. Labels and generator are not used."""
         del y, generator
-        return squared_input_gradients("ExactEMR", model, x, _every_class, at_once=self.classes_at_once)
+        return squared_input_gradients("ExactEMR", model, x, EveryClass, at_once=self.classes_at_once)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def value(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """(B,), without a graph."""
         del y, generator
-        return squared_input_gradients_value("ExactEMR", model, x, _every_class, at_once=self.classes_at_once)
-
-
-def _every_class(logits: Tensor) -> Tensor:
-    return one_hot_cotangents(logits, range(logits.shape[1]))
+        return squared_input_gradients_value("ExactEMR", model, x, EveryClass, at_once=self.classes_at_once)

@@ -16,6 +16,7 @@ from widemargin import randomness
 from widemargin.checks import check_count
 from widemargin.errors import InputError
 from widemargin.linearize import Cotangents
+from widemargin.plain_operators import uncompiled
 from widemargin.regularizers.input_gradients import squared_input_gradients, squared_input_gradients_value
 
 
@@ -32,7 +33,7 @@ class StochasticEMR:
         own = randomness.fresh() if self.seed is None else randomness.derived(self.seed, "stochastic-emr")
         object.__setattr__(self, "_own", own)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -40,7 +41,7 @@ class StochasticEMR:
         del y
         return squared_input_gradients("StochasticEMR", model, x, self._cotangents(generator), at_once=self.projections)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def value(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:

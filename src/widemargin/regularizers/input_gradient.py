@@ -13,6 +13,7 @@ from torch.nn.functional import one_hot
 from widemargin.checks import check_labels
 from widemargin.errors import InputError
 from widemargin.linearize import Cotangents
+from widemargin.plain_operators import uncompiled
 from widemargin.regularizers.input_gradients import squared_input_gradients, squared_input_gradients_value
 
 
@@ -20,7 +21,7 @@ from widemargin.regularizers.input_gradients import squared_input_gradients, squ
 class InputGradient:
     """Penalizes the input gradient of the label's cross-entropy; it needs labels."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -28,7 +29,7 @@ class InputGradient:
         del generator
         return squared_input_gradients("InputGradient", model, x, _loss_gradients(x, y), constant=False)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def value(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:

@@ -118,8 +118,20 @@ def make_state(config: RunConfig, train: ImageSet) -> TrainState:
         seed = randomness.derived_seed(config.seed, "teacher")
         teacher = build_model(config.teacher, **sizes, seed=seed).to(train.device).train()
     nets = Nets(model=model.train(), teacher=teacher)
+    _check_storable(nets)
     averaging, optimizer = config.averaging, make_optimizer(nets, config.optimizer)
     if averaging is None:
         return TrainState(nets=nets, optimizer=optimizer)
     counts = not averaging.beside
     return TrainState(nets=nets, optimizer=optimizer, average=make_average(model), average_counts=counts)
+
+
+def _check_storable(nets: Nets) -> None:
+    """Checkpoints hold tensors, and other extra state of a module would be lost: refused before anything is trained."""
+    for name, net in nets.all().items():
+        for key, value in net.state_dict().items():
+            if not isinstance(value, torch.Tensor):
+                raise InputError(
+                    f"{name}: {key} must be a tensor, which checkpoints can hold, got {type(value).__name__}; let "
+                    "get_extra_state() return one, or keep it in a buffer"
+                )

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from widemargin import shares
 from widemargin.errors import InputError
+from widemargin.plain_operators import uncompiled
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -31,10 +32,10 @@ class SharedBatchNorm(nn.SyncBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         """The normalized activations."""
         if self.training:
-            return cast(Tensor, self._in_training(x))
+            return self._in_training(x)
         return _BatchNorm.forward(self, x)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _in_training(self, x: Tensor) -> Tensor:
         share = shares.current()
         if share is None or share.repeated:
