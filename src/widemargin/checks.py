@@ -24,8 +24,12 @@ def check_images(owner: str, x: Tensor) -> None:
 def check_batch(owner: str, x: Tensor) -> None:
     """A batch of images is floating point, has a batch axis and at least one sample."""
     _check_tensor(owner, "images", x)
+    if x.layout != torch.strided:
+        raise InputError(f"{owner}: images must be a dense tensor, got {x.layout}; use x.to_dense()")
     if not x.is_floating_point():
         raise InputError(f"{owner}: images must be floating point in [0, 1], got {x.dtype}; divide by 255 first")
+    if x.itemsize < 2:
+        raise InputError(f"{owner}: images must be float32 or of 16 or 64 bits, got {x.dtype}; use x.float()")
     if x.dim() < 2 or x.shape[0] == 0:
         raise InputError(f"{owner}: images must be a batch (B, ...) of at least one sample, got shape {tuple(x.shape)}")
 
@@ -52,6 +56,17 @@ def usable(x: Tensor) -> Tensor:
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
 
+def refuse_other_dtype(owner: str, model: nn.Module, x: Tensor, error: RuntimeError) -> None:
+    """A model failed on images x: say so in one line if they are of another type than its weights."""
+    types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    if types and x.dtype not in types and "type" in str(error):
+        weights = " and ".join(sorted(map(str, types)))
+        raise InputError(
+            f"{owner}: the images are {x.dtype}, the model's weights {weights}, and it does not convert them; make "
+            "them alike with x.to(dtype)"
+        ) from error
+
+
 def check_labels(owner: str, y: Tensor, *, batch: int, num_classes: int | None = None) -> None:
     """Labels must be (B,) integers; with ``num_classes``, on the CPU, in range as well."""
     _check_tensor(owner, "labels", y)
@@ -73,8 +88,14 @@ def check_model(owner: str, model: object) -> None:
             f"{owner}: the model comes first and must be a torch.nn.Module, got {type(model).__name__}; "
             "put a function into a module's forward"
         )
-    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
-        raise InputError(f"{owner}: the model has lazy layers without weights yet; call it once on a batch first")
+    for parameter in model.parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise InputError(f"{owner}: the model has lazy layers without weights yet; call it once on a batch first")
+        if parameter.is_inference():
+            raise InputError(
+                f"{owner}: the model was made under torch.inference_mode(), so nothing can be differentiated; make or "
+                "load it outside"
+            )
 
 
 def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:

@@ -8,6 +8,7 @@ weights for evaluation, which would have to be undone before a gradient is taken
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from widemargin.types import ModelMode
@@ -43,6 +44,19 @@ def without_ddp(model: nn.Module) -> nn.Module:
 def evaluating(model: nn.Module) -> AbstractContextManager[None]:
     """Evaluation mode: batch norm uses its running statistics and leaves them alone, dropout is off."""
     return in_mode(model, "eval")
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Where gradients can be asked for, also when the caller is under ``torch.inference_mode()``, as validation loops are.
+
+    Tensors that were made there have to be copied before they are differentiated (``checks.usable``).
+    """
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 @contextmanager
