@@ -23,7 +23,7 @@ def check_images(owner: str, x: Tensor) -> None:
 
 def check_batch(owner: str, x: Tensor) -> None:
     """A batch of images is floating point, has a batch axis and at least one sample."""
-    _check_tensor(owner, "images", x)
+    check_tensor(owner, "images", x)
     if x.layout != torch.strided:
         raise InputError(f"{owner}: images must be a dense tensor, got {x.layout}; use x.to_dense()")
     if not x.is_floating_point():
@@ -44,7 +44,8 @@ def check_range(owner: str, x: Tensor) -> None:
         )
 
 
-def _check_tensor(owner: str, name: str, value: object) -> None:
+def check_tensor(owner: str, name: str, value: object) -> None:
+    """Refuse lists and arrays in a tensor's place."""
     if not isinstance(value, Tensor):
         raise InputError(
             f"{owner}: {name} must be a torch.Tensor, got {type(value).__name__}; convert them with torch.as_tensor"
@@ -69,7 +70,7 @@ def refuse_other_dtype(owner: str, model: nn.Module, x: Tensor, error: RuntimeEr
 
 def check_labels(owner: str, y: Tensor, *, batch: int, num_classes: int | None = None) -> None:
     """Labels must be (B,) integers; with ``num_classes``, on the CPU, in range as well."""
-    _check_tensor(owner, "labels", y)
+    check_tensor(owner, "labels", y)
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):
         raise InputError(f"{owner}: labels must be integers of shape ({batch},), got {y.dtype} {tuple(y.shape)}")
     if num_classes is not None and y.device.type == "cpu":

@@ -48,9 +48,9 @@ def evaluating(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Where gradients can be asked for, also when the caller is under ``torch.inference_mode()``, as validation loops are.
+    """Gradients can be asked for inside, also by callers under ``torch.inference_mode()``, as validation loops are.
 
-    Tensors that were made there have to be copied before they are differentiated (``checks.usable``).
+    Tensors that were made there have to be copied before anything is differentiated by them (``checks.usable``).
     """
     if not torch.is_inference_mode_enabled():
         yield

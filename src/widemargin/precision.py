@@ -44,6 +44,20 @@ def as_the_user_has_it() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def default_type(wanted: torch.dtype) -> Iterator[None]:
+    """New tensors are of this type inside; the user's own default, which the whole process has, is restored after."""
+    before = torch.get_default_dtype()
+    if before == wanted:
+        yield
+        return
+    torch.set_default_dtype(wanted)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def convolutions_use_tf32() -> bool:
     """Whether they do now."""
     return _read()[0] in (True, "tf32")

@@ -138,7 +138,7 @@ def climb(
 
 
 def _rounded_inwards(point: Tensor, x: Tensor) -> Tensor:
-    """Points of [0, 1] as the half-precision numbers next to them on the side of x: no pixel moves further than it did."""
+    """Points of [0, 1] in half precision, rounded towards x where the nearest number would be further from it."""
     rounded = point.to(x.dtype)
     beyond = torch.where(wide(x) < point, wide(rounded) > point, wide(rounded) < point)
     back = torch.where(x < rounded, -1, 1).to(torch.int16)

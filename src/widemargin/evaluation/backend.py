@@ -1,9 +1,11 @@
 """The door to pyautoattack, which is bit for bit the official AutoAttack: everything it disturbs is put back.
 
 It reseeds the global generators, leaves the tracer off and a flag set, accumulates parameter gradients, takes a model
-in training mode as it is, and has nine targets whatever the number of classes. All of that is handled here.
+in training mode as it is, has nine targets whatever the number of classes, writes into the logits it is given, may ask
+for those of no image, makes tensors of the default type, and prints warnings. All of that is handled here.
 """
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +13,36 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from widemargin import randomness
 from widemargin.engine.capturing import CAPTURES
 from widemargin.errors import InputError
 from widemargin.modes import evaluating, frozen
-from widemargin.precision import full_float32
+from widemargin.precision import default_type, full_float32
 from widemargin.types import Norm
 
 NORMS: dict[str, str] = {"linf": "Linf", "l2": "L2"}
 PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 MAX_TARGETS = 9
 FEWEST_FOR_APGD_T = 4
+LEAST_SIDE_IN_L2 = 5
+"""Square begins in L2 with five rows of squares."""
+
+
+class Asked(nn.Module):
+    """The model as the backend asks it: logits that may be written into; the model itself never sees an empty batch."""
+
+    def __init__(self, model: nn.Module, num_classes: int) -> None:
+        super().__init__()
+        self.model, self.num_classes = model, num_classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Fresh logits."""
+        if not len(x):
+            return x.new_zeros(0, self.num_classes)
+        logits: Tensor = self.model(x)
+        return logits.clone()
 
 
 def parts_for(num_classes: int) -> tuple[str, ...]:
@@ -49,7 +68,9 @@ def make_reference(
         from pyautoattack import AutoAttack
     except ImportError:
         raise InputError("AutoAttack needs the package pyautoattack; pip install 'pyautoattack>=0.2,<0.3'") from None
-    reference = AutoAttack(model, norm=NORMS[norm], eps=float(eps), seed=seed, version="standard", device=str(device))
+    asked = Asked(model, num_classes)
+    reference = AutoAttack(asked, norm=NORMS[norm], eps=float(eps), seed=seed, version="standard", device=str(device))
+    reference.apgd.logger = reference.apgd_targeted.logger = _SILENT  # the alarms tell of gradients that vanish
     targets = min(MAX_TARGETS, num_classes - 1)
     reference.apgd_targeted.n_target_classes = targets
     reference.fab.n_target_classes = targets
@@ -59,6 +80,10 @@ def make_reference(
         reference.apgd.n_iter = reference.apgd_targeted.n_iter = reference.fab.n_iter = max_steps
         reference.square.n_queries = max_steps
     return reference
+
+
+_SILENT = logging.Logger("autoattack")
+_SILENT.addHandler(logging.NullHandler())
 
 
 def part_attack(reference: Any, part: str) -> Any:
@@ -73,15 +98,25 @@ def part_attack(reference: Any, part: str) -> Any:
     return attack
 
 
+def attacked(reference: Any, part: str, x: Tensor, y: Tensor) -> Tensor:
+    """What a part makes of the images."""
+    return finite(part_attack(reference, part).perturb(x.clone(), y.clone()), x)
+
+
+def finite(x_adv: Tensor, x: Tensor) -> Tensor:
+    """The image itself in place of one with a NaN, which a gradient with a NaN leads to and which is no image."""
+    return torch.where(x_adv.flatten(1).isfinite().all(1).view(-1, *[1] * (x.dim() - 1)), x_adv, x)
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no parameter gradients, plain float32; random states and tracer restored after."""
+    """Evaluation mode, no parameter gradients, float32 as default, no TF32; random states and tracer restored."""
     with randomness.GLOBAL, CAPTURES:
         generators = torch.get_rng_state(), np.random.get_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     tracer = sys.gettrace()
     try:
-        with evaluating(model), frozen(model), full_float32():
+        with evaluating(model), frozen(model), full_float32(), default_type(torch.float32):
             yield
     finally:
         with randomness.GLOBAL, CAPTURES:
