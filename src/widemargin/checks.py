@@ -24,8 +24,6 @@ def check_images(owner: str, x: Tensor) -> None:
 def check_batch(owner: str, x: Tensor) -> None:
     """A batch of images is floating point, has a batch axis and at least one sample."""
     check_tensor(owner, "images", x)
-    if x.layout != torch.strided:
-        raise InputError(f"{owner}: images must be a dense tensor, got {x.layout}; use x.to_dense()")
     if not x.is_floating_point():
         raise InputError(f"{owner}: images must be floating point in [0, 1], got {x.dtype}; divide by 255 first")
     if x.itemsize < 2:
@@ -45,11 +43,14 @@ def check_range(owner: str, x: Tensor) -> None:
 
 
 def check_tensor(owner: str, name: str, value: object) -> None:
-    """Refuse lists and arrays in a tensor's place."""
+    """Refuse lists and arrays in a tensor's place, and tensors that are not simply numbers in rows."""
     if not isinstance(value, Tensor):
         raise InputError(
             f"{owner}: {name} must be a torch.Tensor, got {type(value).__name__}; convert them with torch.as_tensor"
         )
+    if value.layout != torch.strided or value.is_nested or value.device.type == "meta":
+        got = "a nested one" if value.is_nested else f"{value.layout} on {value.device}"
+        raise InputError(f"{owner}: {name} must be a dense tensor with values, got {got}; use to_dense()")
 
 
 def usable(x: Tensor) -> Tensor:

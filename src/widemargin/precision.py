@@ -10,7 +10,7 @@ in the second: it cannot be read then, or what it sets is overruled. What an ope
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -41,6 +41,16 @@ def allowing_tf32() -> Iterator[None]:
 def as_the_user_has_it() -> Iterator[None]:
     """The user's own settings, which nobody changes meanwhile."""
     with _held(None):
+        yield
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """Operators compute in the type of their tensors inside, whatever is around."""
+    with ExitStack() as inside:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                inside.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 

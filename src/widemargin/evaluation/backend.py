@@ -19,15 +19,15 @@ from widemargin import randomness
 from widemargin.engine.capturing import CAPTURES
 from widemargin.errors import InputError
 from widemargin.modes import evaluating, frozen
-from widemargin.precision import default_type, full_float32
+from widemargin.precision import default_type, full_float32, no_autocast
 from widemargin.types import Norm
 
 NORMS: dict[str, str] = {"linf": "Linf", "l2": "L2"}
 PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 MAX_TARGETS = 9
 FEWEST_FOR_APGD_T = 4
-LEAST_SIDE_IN_L2 = 5
-"""Square begins in L2 with five rows of squares."""
+LEAST_HEIGHT_IN_L2 = 5
+"""Square begins with five rows of squares in L2."""
 
 
 class Asked(nn.Module):
@@ -110,13 +110,13 @@ def finite(x_adv: Tensor, x: Tensor) -> Tensor:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no parameter gradients, float32 as default, no TF32; random states and tracer restored."""
+    """Evaluation mode, no parameter gradients, float32 (no TF32, no autocast); random states and tracer restored."""
     with randomness.GLOBAL, CAPTURES:
         generators = torch.get_rng_state(), np.random.get_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     tracer = sys.gettrace()
     try:
-        with evaluating(model), frozen(model), full_float32(), default_type(torch.float32):
+        with evaluating(model), frozen(model), full_float32(), no_autocast(), default_type(torch.float32):
             yield
     finally:
         with randomness.GLOBAL, CAPTURES:

@@ -130,6 +130,7 @@ def _is_pair(data: object) -> TypeGuard[tuple[Tensor, Tensor]]:
 def _checked(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     check_batch("evaluate", images)
     check_range("evaluate", images)
+    check_tensor("evaluate", "labels", labels)
     if labels.shape != (len(images),) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise InputError(
             f"evaluate: labels must be ({len(images)},) integers, got {labels.dtype} {tuple(labels.shape)}"
