@@ -58,14 +58,19 @@ def usable(x: Tensor) -> Tensor:
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
 
-def refuse_other_dtype(owner: str, model: nn.Module, x: Tensor, error: RuntimeError) -> None:
-    """A model failed on images x: say so in one line if they are of another type than its weights."""
+def refuse_unfit(owner: str, model: nn.Module, x: Tensor, error: RuntimeError) -> None:
+    """A model failed on images x that are differentiated by: the usual reasons in one line, nothing for others."""
     types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     if types and x.dtype not in types and "type" in str(error):
         weights = " and ".join(sorted(map(str, types)))
         raise InputError(
             f"{owner}: the images are {x.dtype}, the model's weights {weights}, and it does not convert them; make "
             "them alike with x.to(dtype)"
+        ) from error
+    if "leaf Variable" in str(error) and "in-place" in str(error):
+        raise InputError(
+            f"{owner}: the model's first operator writes into its images, which cannot be differentiated then; use one "
+            "that does not (such as ReLU without inplace=True), or begin its forward with x = x.clone()"
         ) from error
 
 

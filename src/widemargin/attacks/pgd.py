@@ -21,7 +21,7 @@ from widemargin.checks import (
     check_number,
     choice,
     pixel_hint,
-    refuse_other_dtype,
+    refuse_unfit,
     usable,
 )
 from widemargin.errors import InputError
@@ -151,7 +151,7 @@ def _goal_gradient(model: nn.Module, point: Tensor, y: Tensor, goal: Goal) -> Te
         try:
             logits = model(leaf)
         except RuntimeError as error:
-            refuse_other_dtype("attack", model, leaf, error)
+            refuse_unfit("attack", model, leaf, error)
             raise
         check_logits("attack", logits, batch=len(leaf))
         check_labels("attack", y, batch=len(leaf), num_classes=logits.shape[1])

@@ -1,13 +1,14 @@
 """The door to pyautoattack, which is bit for bit the official AutoAttack: everything it disturbs is put back.
 
 It reseeds the global generators, leaves the tracer off and a flag set, accumulates parameter gradients, takes a model
-in training mode as it is, has nine targets whatever the number of classes, writes into the logits it is given, may ask
-for those of no image, makes tensors of the default type, and prints warnings. All of that is handled here.
+in training mode as it is, has nine targets whatever the number of classes, writes into the logits it is given, goes
+on with no image where margins are tied, makes tensors of the default type, and prints warnings. All of that is handled
+here.
 """
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +23,7 @@ from widemargin.modes import evaluating, frozen
 from widemargin.precision import default_type, full_float32, no_autocast
 from widemargin.types import Norm
 
+MarginAndLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NORMS: dict[str, str] = {"linf": "Linf", "l2": "L2"}
 PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 MAX_TARGETS = 9
@@ -31,16 +33,14 @@ LEAST_HEIGHT_IN_L2 = 5
 
 
 class Asked(nn.Module):
-    """The model as the backend asks it: logits that may be written into; the model itself never sees an empty batch."""
+    """The model as the backend asks it: with logits that may be written into."""
 
-    def __init__(self, model: nn.Module, num_classes: int) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.num_classes = model, num_classes
+        self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
         """Fresh logits."""
-        if not len(x):
-            return x.new_zeros(0, self.num_classes)
         logits: Tensor = self.model(x)
         return logits.clone()
 
@@ -68,7 +68,7 @@ def make_reference(
         from pyautoattack import AutoAttack
     except ImportError:
         raise InputError("AutoAttack needs the package pyautoattack; pip install 'pyautoattack>=0.2,<0.3'") from None
-    asked = Asked(model, num_classes)
+    asked = Asked(model)
     reference = AutoAttack(asked, norm=NORMS[norm], eps=float(eps), seed=seed, version="standard", device=str(device))
     reference.apgd.logger = reference.apgd_targeted.logger = _SILENT  # the alarms tell of gradients that vanish
     targets = min(MAX_TARGETS, num_classes - 1)
@@ -76,10 +76,21 @@ def make_reference(
     reference.fab.n_target_classes = targets
     reference.fab.targeted = True
     reference.apgd.loss = "ce"
+    reference.square.margin_and_loss = _settling(reference.square.margin_and_loss)
     if max_steps is not None:
         reference.apgd.n_iter = reference.apgd_targeted.n_iter = reference.fab.n_iter = max_steps
         reference.square.n_queries = max_steps
     return reference
+
+
+def _settling(margin_and_loss: MarginAndLoss) -> MarginAndLoss:
+    """Square's measure, below zero wherever it takes an image for won: a tie or a NaN would leave it with no image."""
+
+    def settled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        margin, loss = margin_and_loss(x, y)
+        return torch.where(margin > 0, margin, -1.0), loss
+
+    return settled
 
 
 _SILENT = logging.Logger("autoattack")
