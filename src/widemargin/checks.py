@@ -67,6 +67,12 @@ def refuse_unfit(owner: str, model: nn.Module, x: Tensor, error: RuntimeError) -
             f"{owner}: the images are {x.dtype}, the model's weights {weights}, and it does not convert them; make "
             "them alike with x.to(dtype)"
         ) from error
+    if "Inference tensors cannot be saved" in str(error):
+        held = [name for name, buffer in model.named_buffers() if buffer.is_inference()]
+        raise InputError(
+            f"{owner}: the model uses tensors made under torch.inference_mode() ({', '.join(held) or 'no buffers'}), "
+            "which cannot be differentiated through; make them outside, or clone them there"
+        ) from error
     if "leaf Variable" in str(error) and "in-place" in str(error):
         raise InputError(
             f"{owner}: the model's first operator writes into its images, which cannot be differentiated then; use one "
@@ -112,6 +118,8 @@ def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
         raise InputError(
             f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}{_picked(logits)}"
         )
+    if logits.is_complex() or logits.layout != torch.strided:
+        raise InputError(f"{owner}: the model must return real, dense logits, got {logits.dtype}, {logits.layout}")
 
 
 def _picked(logits: object) -> str:

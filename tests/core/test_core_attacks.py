@@ -224,8 +224,16 @@ def test_images_that_the_model_does_not_take() -> None:
     with pytest.raises(InputError, match=r"attack: the images are torch.float64, the model's weights torch.f"):
         attack(relu_net().float(), x, y)
 
-    with pytest.raises(InputError, match="attack: the model's first operator writes into its images, .* inplace=True"):
+    with pytest.raises(InputError, match=r"attack: the model's first operator writes into its images, .* inplace=True"):
         attack(nn.Sequential(nn.ReLU(inplace=True), relu_net()), x, y)
+
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(15).double(), nn.Linear(15, 4).double())
+    with torch.inference_mode():
+        net[1].running_mean = torch.zeros(15, dtype=torch.float64)
+    with pytest.raises(
+        InputError, match=r"attack: the model uses tensors made under .*inference_mode\(\) \(1.running_m"
+    ):
+        attack(net, x, y)
 
     class Converting(nn.Module):
         def __init__(self) -> None:

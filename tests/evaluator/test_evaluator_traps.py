@@ -402,6 +402,23 @@ def test_a_model_without_logits(model, got):
         widemargin.evaluate(model, pictures(5, 4), ["clean"])
 
 
+class Odd(nn.Module):
+    """Something done to its logits."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.model, self.change = taught_conv(5), change
+
+    def forward(self, x):
+        return self.change(self.model(x))
+
+
+@pytest.mark.parametrize("change", [lambda logits: logits.to_sparse(), lambda logits: logits.to(torch.complex64)])
+def test_logits_that_have_no_order(change):
+    with pytest.raises(InputError, match="evaluate: the model must return real, dense logits, got "):
+        widemargin.evaluate(Odd(change), pictures(5, 4), ["clean"], **QUICK)
+
+
 class Detached(nn.Module):
     def __init__(self):
         super().__init__()
