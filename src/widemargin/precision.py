@@ -11,7 +11,7 @@ operator inherited there is its own after. Both know of CPUs that multiply in le
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -46,6 +46,30 @@ def as_the_user_has_it() -> Iterator[None]:
     """The user's own settings, which nobody changes meanwhile."""
     with _held(None):
         yield
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """Operators compute in the type of their tensors inside, whatever is around."""
+    with ExitStack() as inside:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                inside.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextmanager
+def default_type(wanted: torch.dtype) -> Iterator[None]:
+    """New tensors are of this type inside; the user's own default, which the whole process has, is restored after."""
+    before = torch.get_default_dtype()
+    if before == wanted:
+        yield
+        return
+    torch.set_default_dtype(wanted)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def convolutions_use_tf32() -> bool:

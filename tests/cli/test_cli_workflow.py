@@ -151,6 +151,17 @@ def test_evaluate_prints_json_that_agrees_with_the_library(command, trained):
     assert record["versions"].keys() == {"widemargin", "torch", "python"}
 
 
+@pytest.mark.parametrize(("options", "count"), [((), 40), (("--limit", 15), 15), (("--limit", 50), 40)])
+def test_the_test_limit_of_a_run_holds_when_it_is_judged(command, trained, options, count, tmp_path):
+    record = json.loads(command("evaluate", trained, "--attacks", "clean", *options, "--json").out)
+    assert record["data"] == {"name": "mnist-embedded", "split": "test", "count": count, "whole": 3000}
+    picture = ("--picture", tmp_path / "margins.png")
+    assert json.loads(command("margins", trained, *picture, *options, "--json").out)["all"]["count"] == count
+    asked = ("--dataset", "mnist-embedded", "--limit", 50, "--json")  # not the run's own question
+    assert json.loads(command("evaluate", trained, "--attacks", "clean", *asked).out)["data"]["count"] == 50
+    assert json.loads(command("margins", trained, *picture, *asked).out)["all"]["count"] == 50
+
+
 def test_evaluate_takes_the_step_size_it_is_told(command, trained):
     options = ("--attacks", "pgd3", "--eps", "0.2", "--limit", 40, "--json")
     usual, tiny = (
@@ -349,7 +360,7 @@ def test_an_own_npz_is_trained_and_judged(command, recipe, tmp_path, arrays):
     answer = command("train", recipe, "--out", tmp_path / "run", *flags)
     assert answer.code == 0, answer.err
     record = json.loads(command("evaluate", tmp_path / "run", "--attacks", "clean", "--json").out)
-    assert record["data"]["count"] == 45
+    assert (record["data"]["count"], record["data"]["whole"]) == (40, 45)
     assert record["accuracy"]["clean"] > 60
     assert load_target(tmp_path / "run").description.image_shape == (1, 14, 14)
     assert load_target(tmp_path / "run").description.num_classes == 3
@@ -365,7 +376,7 @@ def test_an_own_folder_of_images_is_trained_and_judged(command, recipe, tmp_path
     flags = ("--set", f"data.name={tmp_path / 'images'}", "--set", "epochs=6")
     assert command("train", recipe, "--out", tmp_path / "run", *flags).code == 0
     record = json.loads(command("evaluate", tmp_path / "run", "--attacks", "clean", "--json").out)
-    assert record["data"]["count"] == 45
+    assert (record["data"]["count"], record["data"]["whole"]) == (40, 45)
     assert record["accuracy"]["clean"] > 60
 
 

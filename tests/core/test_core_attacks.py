@@ -13,6 +13,7 @@ from oracles import images, labels, pgd_slowly, relu_net, seeded, troublesome_ne
 from widemargin import FGSM, PGD, InputError
 from widemargin.attacks import attack_named
 from widemargin.losses import cross_entropy
+from widemargin.types import Norm, RandomStart
 from widemargin.written import Written
 
 ATTACKS: list[FGSM | PGD] = [
@@ -186,6 +187,64 @@ def test_against_every_corner_of_the_box(seed: int) -> None:
     found = torch.stack([cross_entropy(model(attack(model, x, y, start=start)), y) for start in starts])
     assert (found <= best + 1e-12).all()
     torch.testing.assert_close(found.max(0).values, best, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("start", [False, "uniform", "gaussian"])
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 8 / 255), ("linf", 1 / 255), ("l2", 0.5)])
+def test_half_precision_stays_in_the_ball(kind: torch.dtype, start: RandomStart, norm: Norm, eps: float) -> None:
+    """Measured in float64: rounding, of points or of eps, carries nothing out, and most of eps is used."""
+    model = linear(10, 192).to(kind)
+    x, y = images(30, 3, 8, 8).to(kind), labels(30, 10)
+    x_adv = PGD(eps=eps, step_size=eps / 4, steps=8, norm=norm, random_start=start)(model, x, y)
+    assert x_adv.dtype == kind
+    assert float(x_adv.min()) >= 0
+    assert float(x_adv.max()) <= 1
+    sizes = size(x_adv.double() - x.double(), norm)
+    assert float(sizes.max()) <= eps * (1 + 1e-6)
+    assert float(sizes.min()) >= 0.8 * eps
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=repr)
+def test_under_inference_mode_as_validation_loops_are(attack: FGSM | PGD) -> None:
+    model, x, y = troublesome_net(), images(3, 2, 4, 5), labels(3, 5)
+    expected = attack(model, x, y, generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        found = attack(model, x.clone(), y.clone(), generator=torch.Generator().manual_seed(3))
+        assert torch.is_inference_mode_enabled()
+    assert torch.equal(found, expected)
+    with torch.inference_mode():
+        made_there = troublesome_net()
+    with pytest.raises(InputError, match=r"PGD: the model was made under torch.inference_mode\(\), .*; make or load"):
+        attack(made_there, x, y)
+
+
+def test_images_that_the_model_does_not_take() -> None:
+    attack, x, y = FGSM(eps=0.1), images(2, 1, 3, 5), labels(2, 4)
+    with pytest.raises(InputError, match=r"attack: the images are torch.float64, the model's weights torch.f"):
+        attack(relu_net().float(), x, y)
+
+    with pytest.raises(InputError, match=r"attack: the model's first operator writes into its images, .* inplace=True"):
+        attack(nn.Sequential(nn.ReLU(inplace=True), relu_net()), x, y)
+
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(15).double(), nn.Linear(15, 4).double())
+    with torch.inference_mode():
+        net[1].running_mean = torch.zeros(15, dtype=torch.float64)
+    with pytest.raises(
+        InputError, match=r"attack: the model uses tensors made under .*inference_mode\(\) \(1.running_m"
+    ):
+        attack(net, x, y)
+
+    class Converting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = relu_net().float()
+
+        def forward(self, x: Tensor) -> Tensor:
+            z: Tensor = self.inner(x.float())
+            return z
+
+    assert attack(Converting(), x, y).dtype == torch.float64
 
 
 # Random starts

@@ -49,8 +49,9 @@ def test_a_margin_of_nan_is_nan() -> None:
 
 
 def test_logits_of_nan_predict_nothing() -> None:
-    logits = torch.tensor([[torch.nan, torch.nan], [2.0, 1.0], [torch.inf, 0.0]])
-    assert predicted(logits, torch.zeros(3, dtype=torch.long)).tolist() == [False, True, True]
+    inf = torch.inf
+    logits = torch.tensor([[torch.nan, torch.nan], [2.0, torch.nan], [inf, 0.0], [-inf, -inf], [2.0, 1.0], [2.0, -inf]])
+    assert predicted(logits, torch.zeros(6, dtype=torch.long)).tolist() == [False] * 4 + [True] * 2
 
 
 def report_of(model: nn.Module, norm: str = "linf") -> Report:
@@ -58,10 +59,51 @@ def report_of(model: nn.Module, norm: str = "linf") -> Report:
     return evaluate(model.float(), data, ("clean", "pgd3"), 0.1, norm)
 
 
-def test_an_evaluation_of_nan_is_zero_and_says_why() -> None:
-    report = report_of(broken())
-    assert set(report.accuracy.values()) == {0.0}
-    assert "not-finite" in {alarm.name for alarm in report.alarms}
+class Tells(nn.Module):
+    """What a function makes of the logits and the images."""
+
+    def __init__(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self.change = relu_net().float(), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.change(self.net(x), x.flatten(1))
+
+
+@pytest.mark.parametrize("attacks", [["clean"], ["fgsm"], ["autoattack"]])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_an_image_without_a_prediction_is_named_and_gets_no_verdict(value: float, attacks: list[str]) -> None:
+    x, y = images(40, 1, 3, 5).float() * 0.9, torch.zeros(40, dtype=torch.long)
+    x[[17, 19], 0, 0, 0] = 1.0
+    model = Tells(lambda logits, x: torch.where(x[:, :1] == 1, value, logits))
+    says = r"no prediction for 2 of images 15 to 29, the first is image 17: a logit is NaN or \+inf, or all are"
+    with pytest.raises(InputError, match=says):
+        evaluate(model, (x, y), attacks, 0.01, shard_size=15, batch_size=4, margins=False, max_steps=2)
+
+
+def test_a_class_that_is_ruled_out_is_no_lack_of_a_prediction() -> None:
+    x, y = images(40, 1, 3, 5).float(), torch.arange(40) % 4
+    ruled_out = Tells(lambda logits, x: logits.masked_fill(torch.arange(4) == 3, -torch.inf))
+    report = evaluate(ruled_out, (x, y), ["clean", "pgd3"], 0.1, sanity=False, margins=False)
+    assert not report.verdicts["clean"][y == 3].any()
+    assert report.verdicts["clean"].tolist() == ((ruled_out(x).argmax(1) == y) & (y != 3)).tolist()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_an_attack_that_leads_to_no_prediction_has_broken_the_image_and_it_is_named(
+    value: float, tmp_path: Path
+) -> None:
+    x = (images(8, 1, 6, 5) * 3 + 0.5).round() / 4
+    net = nn.Sequential(nn.Flatten(), nn.Linear(30, 4))
+    moved = Tells(lambda logits, x: torch.where(((4 * x).frac() != 0).any(1, keepdim=True), value, logits))
+    moved.net = net
+    y = net(x.float()).argmax(1)
+    for _ in range(2):  # the second time it is read from the folder
+        report = evaluate(moved, (x.float(), y), ["clean", "fgsm"], 0.01, out=tmp_path, shard_size=5, margins=False)
+        assert report.accuracy == {"clean": 100.0, "fgsm": 0.0}
+        assert report.undecided == {"fgsm": list(range(8))}
+        message = "under fgsm 8 images have logits with a NaN or +inf, or -inf alone (the first: 0)"
+        assert message in {alarm.message for alarm in report.alarms if alarm.name == "not-finite"}
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from widemargin.data import in_order
+from widemargin.errors import InputError
 from widemargin.evaluation import MeasuredMargins, measure_margins
 
 
@@ -58,3 +59,8 @@ def test_progress_and_the_model_left_as_it_was(model, digits):
     assert counted == [30, 17]
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_no_batches_are_refused(model):
+    with pytest.raises(InputError, match="measure_margins: the data is empty; give at least one batch"):
+        measure_margins(model, iter(()))

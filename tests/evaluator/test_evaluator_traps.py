@@ -1,5 +1,6 @@
 """The traps of the backend, each either handled so that verdicts are right, or refused in one clear line."""
 
+import logging
 import sys
 
 import numpy as np
@@ -140,6 +141,106 @@ def test_images_of_another_precision_are_read_as_float32():
     assert_same(plain, wide)
 
 
+LAYOUTS = {
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "arrays (H, W, C)": lambda x: torch.from_numpy(x.permute(0, 2, 3, 1).numpy().copy()).permute(0, 3, 1, 2),
+    "turned around": lambda x: x.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0),
+    "every second pixel": lambda x: x.repeat_interleave(2, 2).repeat_interleave(2, 3)[:, :, ::2, ::2],
+    "asking for gradients": lambda x: x.clone().requires_grad_(True),
+}
+
+
+class Normalizing(nn.Module):
+    """Its first operator keeps the layout of the images."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = taught_conv(5, (3, 8, 8))
+
+    def forward(self, x):
+        return self.network((x - 0.1) / 0.9)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.1), ("l2", 0.8)])
+def test_the_layout_of_images_makes_no_difference(very_short, layout, norm, eps):
+    model, (x, y) = Normalizing(), pictures(5, 12, (3, 8, 8))
+    attacks = ["clean", "fgsm", "autoattack"]
+    plain = widemargin.evaluate(model, (x, y), attacks, eps, norm, distance=True)
+    assert_same(widemargin.evaluate(model, (LAYOUTS[layout](x), y), attacks, eps, norm, distance=True), plain)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_what_is_around_makes_no_difference(very_short, norm):
+    """A default of float64, as some libraries set, autocast, and the validation of Lightning."""
+    model, (x, y) = Rough(taught_conv(5)), pictures(5, 12)
+    attacks, options = ["clean", "fgsm", "pgd2", "autoattack"], {"eps": 0.2, "norm": norm, "distance": True}
+    plain = widemargin.evaluate(model, (x, y), attacks, **options)
+    with torch.inference_mode():
+        assert_same(widemargin.evaluate(model, (x.clone(), y.clone()), attacks, **options), plain)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(widemargin.evaluate(model, (x, y), attacks, **options), plain)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = widemargin.evaluate(model, (x, y), attacks, **options)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_same(found, plain)
+    assert found.distance.dtype == found.margin.dtype == torch.float32
+
+
+class OfItsTime(nn.Module):
+    """Makes a tensor in its forward pass, of the type that is the default then."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = taught_conv(5).double()
+
+    def forward(self, x):
+        return self.network(x) @ torch.eye(5)
+
+
+def test_a_model_keeps_the_default_type_of_its_user(very_short):
+    x, y = pictures(5, 8)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = widemargin.evaluate(OfItsTime(), (x, y), ["clean", "pgd2", "autoattack"], 0.1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    expected = widemargin.evaluate(taught_conv(5).double(), (x, y), ["clean", "pgd2", "autoattack"], 0.1)
+    assert found.accuracy == expected.accuracy
+
+
+class Writing(nn.Module):
+    """Writes into its images, and keeps the logits it gives away."""
+
+    def __init__(self):
+        super().__init__()
+        self.network, self.kept = taught_conv(5), []
+
+    def forward(self, x):
+        self.kept.append(self.network(x.mul_(0.9)))
+        return self.kept[-1]
+
+
+def test_a_model_that_writes_into_its_images_and_keeps_its_logits(very_short):
+    class Scaling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = taught_conv(5)
+
+        def forward(self, x):
+            return self.network(x * 0.9)
+
+    model, (x, y) = Writing(), pictures(5, 8)
+    attacks, before = ["clean", "fgsm", "pgd2", "autoattack"], x.clone()
+    found = widemargin.evaluate(model, (x, y), attacks, 0.1, distance=True)
+    assert_same(found, widemargin.evaluate(Scaling(), (x, y), attacks, 0.1, distance=True))
+    assert x.equal(before)
+    assert all(logits.isfinite().all() for logits in model.kept)
+
+
 # Training mode
 
 
@@ -214,6 +315,14 @@ WRONG = {
     "one-hot labels": (torch.zeros(2, 1, 8, 8), torch.eye(5)[:2], r"labels must be \(2,\) integers, got torch.float32"),
     "switches for labels": (torch.zeros(2, 1, 8, 8), torch.tensor([True, False]), r"labels must be \(2,\) integers"),
     "no images": (torch.zeros(0, 1, 8, 8), labels(), "at least one sample"),
+    "sparse images": (torch.zeros(2, 1, 8, 8).to_sparse(), labels(0, 1), "images must be a dense tensor with values"),
+    "images without values": (torch.zeros(2, 1, 8, 8, device="meta"), labels(0, 1), "images must be a dense tensor .*"),
+    "sparse labels": (torch.zeros(2, 1, 8, 8), labels(0, 1).to_sparse(), "labels must be a dense tensor with values"),
+    "images of eight bits": (
+        torch.zeros(2, 1, 8, 8).to(torch.float8_e4m3fn),
+        labels(0, 1),
+        r"images must be float32 or of 16 or 64 bits, got torch.float8_e4m3fn; use x.float\(\)",
+    ),
     "images of another shape": (torch.zeros(2, 3, 8, 8), labels(0, 1), r"the model does not take .*\(3, 8, 8\)"),
 }
 
@@ -225,6 +334,13 @@ def test_wrong_data_is_refused_in_one_line(wrong, attacks):
     with pytest.raises(InputError, match=f"evaluate: .*{says}") as refusal:
         widemargin.evaluate(taught_conv(5), (images, given), attacks, 0.1, **QUICK)
     assert "\n" not in str(refusal.value)
+
+
+def test_images_too_small_for_the_black_box_in_l2():
+    model, data = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)), (torch.rand(2, 1, 4, 4), labels(0, 1))
+    with pytest.raises(InputError, match=r"autoattack in L2 takes images of at least 5 rows, .* shape \(2, 1, 4, 4\)"):
+        widemargin.evaluate(model, data, ["autoattack"], 0.1, "l2", **QUICK)
+    assert widemargin.evaluate(model, data, ["autoattack"], 0.1, max_steps=2, **QUICK).count == 2
 
 
 def test_no_batches_at_all():
@@ -249,6 +365,12 @@ def test_labels_without_images_among_the_batches():
         (TensorDataset(*pictures(5, 3)), "got a TensorDataset of single examples; wrap it in a .*DataLoader"),
         (Subset(TensorDataset(*pictures(5, 3)), [0, 1]), "got a Subset of single examples; wrap it in a .*DataLoader"),
         (3, r"data must be \(images, labels\), a data set or its name, or batches of pairs, got int"),
+        (
+            (torch.zeros(2, 1, 8, 8), [0, 1]),
+            "labels must be a torch.Tensor, got list; convert them",
+        ),
+        ((np.zeros((2, 1, 8, 8)), np.zeros(2)), "images must be a torch.Tensor, got ndarray; convert them"),
+        ([(torch.zeros(2, 1, 8, 8), np.zeros(2))], "labels must be a torch.Tensor, got ndarray; convert them"),
     ],
 )
 def test_data_of_no_known_form(data, says):
@@ -280,6 +402,23 @@ def test_a_model_without_logits(model, got):
         widemargin.evaluate(model, pictures(5, 4), ["clean"])
 
 
+class Odd(nn.Module):
+    """Something done to its logits."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.model, self.change = taught_conv(5), change
+
+    def forward(self, x):
+        return self.change(self.model(x))
+
+
+@pytest.mark.parametrize("change", [lambda logits: logits.to_sparse(), lambda logits: logits.to(torch.complex64)])
+def test_logits_that_have_no_order(change):
+    with pytest.raises(InputError, match="evaluate: the model must return real, dense logits, got "):
+        widemargin.evaluate(Odd(change), pictures(5, 4), ["clean"], **QUICK)
+
+
 class Detached(nn.Module):
     def __init__(self):
         super().__init__()
@@ -305,6 +444,13 @@ class Restarted(Detached):
 
     def forward(self, x):
         return self.model(x.detach().requires_grad_(True))
+
+
+class Shut(Detached):
+    """Its gradient reaches the images, and is zero."""
+
+    def forward(self, x):
+        return super().forward(x) + 0 * x.flatten(1)[:, :5]
 
 
 @pytest.mark.parametrize("make", [Detached, Deaf, Restarted])
@@ -418,6 +564,59 @@ def test_every_example_misclassified(very_short):
     assert report.distance.eq(0).all()
     assert report.margin.lt(0).all()
     assert report.to_json()["distance"] == {"count": 0, "median": None, "rank_correlation": None}
+
+
+class Needy(nn.Module):
+    """Cannot take a batch of no images, as ``x.view(x.size(0), -1)`` cannot."""
+
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.network, self.scale = taught_conv(5), scale
+
+    def forward(self, x):
+        assert len(x), "an empty batch"
+        return self.scale * self.network(x)
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.9), ("l2", 20.0)])
+@pytest.mark.parametrize("shard_size", [4, 500])
+def test_the_model_never_sees_an_empty_batch(short, norm, eps, shard_size):
+    """Nobody survives a part, a whole shard is misclassified, or all logits are tied, which Square takes for won."""
+    x, y = pictures(5, 8)
+    wrong = torch.cat([(y[:4] + 1) % 5, y[4:]])
+    for model, answers in ((Needy(), y), (Needy(), wrong), (Needy(), (y + 1) % 5), (Needy(0.0), 0 * y)):
+        attacks = ["clean", "fgsm", "pgd2", "autoattack"]
+        options = {"distance": True, "batch_size": 3, "shard_size": shard_size}
+        report = widemargin.evaluate(model, (x, answers), attacks, eps, norm, **options)
+        assert report.count == 8
+        assert report.accuracy["autoattack"] == (0.0 if model.scale else 100.0)
+
+
+def test_the_backend_says_nothing_on_the_screen(very_short, capfd, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # which pytest adds, and programs may not have
+    model, (x, y) = Shut(), pictures(5, 8)
+    report = widemargin.evaluate(model, (x, y), ["autoattack"], 0.1)
+    assert "vanishing-gradients" in {alarm.name for alarm in report.alarms}
+    assert capfd.readouterr() == ("", "")
+
+
+class RootOfTheMiddle(nn.Module):
+    """Its logits are numbers, the gradient of one of them is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = taught_conv(5)
+
+    def forward(self, x):
+        return self.network(x) + (x - x.detach()).square().sum((1, 2, 3)).sqrt()[:, None] * torch.arange(5)
+
+
+def test_an_image_of_nan_breaks_nobody(short):
+    """A gradient of NaN leads AutoAttack in L2 to images of NaN, which are no images."""
+    x, y = pictures(5, 8)
+    report = widemargin.evaluate(RootOfTheMiddle(), (x, y), ["clean", "autoattack"], 0.001, "l2", margins=False)
+    assert report.accuracy["autoattack/fab-t"] == report.accuracy["clean"] == 100.0
+    assert [alarm.name for alarm in report.alarms] == ["not-finite", "survives-huge-eps"]
 
 
 def test_every_example_broken_before_the_black_box(short):

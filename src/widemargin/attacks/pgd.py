@@ -21,11 +21,12 @@ from widemargin.checks import (
     check_number,
     choice,
     pixel_hint,
+    refuse_unfit,
     usable,
 )
 from widemargin.errors import InputError
-from widemargin.losses import cross_entropy
-from widemargin.modes import frozen, in_mode, without_ddp
+from widemargin.losses import cross_entropy, wide
+from widemargin.modes import frozen, in_mode, outside_inference_mode, without_ddp
 from widemargin.threat import Threat, make_threat
 from widemargin.types import Goal, ModelMode, Norm, RandomStart
 
@@ -76,11 +77,11 @@ class PGD:
         check_model("PGD", model)
         check_images("PGD", x)
         check_labels("PGD", y, batch=len(x))
-        x, y = usable(x), usable(y).long()
-        threat = make_threat(self.norm, self.eps)
-        point = self._first_point(threat, x, generator) if start is None else _given(start, x)
         model = without_ddp(model)
-        with in_mode(model, self.mode), frozen(model):
+        with outside_inference_mode(), in_mode(model, self.mode), frozen(model):
+            x, y = usable(x), usable(y).long()
+            threat = make_threat(self.norm, self.eps)
+            point = self._first_point(threat, wide(x), generator) if start is None else _given(start, wide(x))
             return climb(model, x, y, threat, point, self.step_size, self.steps, goal or cross_entropy)
 
     def _first_point(self, threat: Threat, x: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -124,19 +125,34 @@ class FGSM:
 def climb(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, point: Tensor, step_size: float, steps: int, goal: Goal
 ) -> Tensor:
-    """The loop itself; the model is already in the mode it should run in."""
-    x = x.detach()
+    """The loop itself; the model is already in the mode it should run in.
+
+    Points are float32 where the images are of half precision: rounding would carry them out of the threat set.
+    """
+    given, x = x.detach(), wide(x.detach())
     for _ in range(steps):
-        gradient = _goal_gradient(model, point, y, goal)
+        gradient = wide(_goal_gradient(model, point.to(given.dtype), y, goal))
         moved = torch.add(point, threat.ascent(gradient), alpha=step_size)
         point = (x + threat.project(moved - x)).clamp_(0, 1)
-    return point
+    return point if point.dtype == given.dtype else _rounded_inwards(point, given)
+
+
+def _rounded_inwards(point: Tensor, x: Tensor) -> Tensor:
+    """Points of [0, 1] in half precision, rounded towards x where the nearest number would be further from it."""
+    rounded = point.to(x.dtype)
+    beyond = torch.where(wide(x) < point, wide(rounded) > point, wide(rounded) < point)
+    back = torch.where(x < rounded, -1, 1).to(torch.int16)
+    return torch.where(beyond, rounded.view(torch.int16) + back, rounded.view(torch.int16)).view(x.dtype)
 
 
 def _goal_gradient(model: nn.Module, point: Tensor, y: Tensor, goal: Goal) -> Tensor:
     leaf = point.detach().requires_grad_(True)
     with torch.enable_grad():
-        logits = model(leaf)
+        try:
+            logits = model(leaf)
+        except RuntimeError as error:
+            refuse_unfit("attack", model, leaf, error)
+            raise
         check_logits("attack", logits, batch=len(leaf))
         check_labels("attack", y, batch=len(leaf), num_classes=logits.shape[1])
         values = goal(logits, y)

@@ -71,6 +71,8 @@ def evaluate(
             asked = _norm(norm)
             found, data = _case(target, dataset, split, data_dir, head_scale, normalize, _device(device))
             plan, radii = _plan(found.plan, attacks, eps, step_size, asked)
+            if found.target is not None and dataset is None and split == "test":
+                limit = found.target.test_limit(limit)
         report = judge(
             found.model,
             data,

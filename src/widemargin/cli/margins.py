@@ -80,6 +80,7 @@ def _images(target: Target, split: str, dataset: str | None, limit: int | None, 
     """The images of that split; of the run's own data, ``train`` is what it was trained on, nothing held out."""
     if split == "test" or dataset is not None:
         name = dataset or str(target.description.config["data"]["name"])
+        limit = target.test_limit(limit) if dataset is None else limit
         return load(name, "train" if split == "train" else "test", data_dir=data_dir, limit=limit)
     config = target.description.run_config()
     if split == "validation":

@@ -40,8 +40,13 @@ def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def predicted(logits: Tensor, y: Tensor) -> Tensor:
-    """(B,) bool: the label has the largest logit; never where a logit is no number."""
-    return (logits.argmax(1) == y) & ~logits.isnan().any(1)
+    """(B,) bool: the label has the largest logit; never where there is no prediction."""
+    return (logits.argmax(1) == y) & decided(logits)
+
+
+def decided(logits: Tensor) -> Tensor:
+    """(B,) bool: the logits make a prediction. A NaN or +inf among them makes none; -inf rules out a class, not all."""
+    return logits.amax(1).isfinite()
 
 
 def verdicts(

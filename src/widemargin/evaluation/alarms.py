@@ -4,6 +4,7 @@ Some read the accuracies, some look at the model: its outputs, its gradients, an
 the world succeeds. The model checks are the official ones.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ FEWEST, FEWEST_BLACK_BOX = 5, 3
 """Images, besides: of a dozen, one alone is eight points, and a sign of nothing."""
 HUGE = {"linf": 0.5, "l2": 50.0}
 HUGE_STEPS = 20
+DEVIATIONS = 2.0
+"""Who guesses may be right so many standard deviations more often than by chance: there is nothing to survive then."""
 ZERO_SHARE = 0.1
 
 
@@ -59,7 +62,7 @@ def alarms_of_model(model: nn.Module, x: Tensor, y: Tensor, settings: Evaluation
     found = [
         _randomized(logits, x, y),
         _probabilities(logits, x),
-        _not_finite(logits, x, gradient),
+        _not_finite(gradient),
         _zero_gradients(gradient),
         _huge(model, x, y, settings),
     ]
@@ -94,23 +97,30 @@ def _probabilities(logits: Logits, x: Tensor) -> Alarm | None:
     )
 
 
-def _not_finite(logits: Logits, x: Tensor, gradient: Tensor) -> Alarm | None:
-    with torch.no_grad():
-        outputs = _share_not_finite(logits(x))
-    gradients = _share_not_finite(gradient)
-    if not outputs and not gradients:
+def _not_finite(gradient: Tensor) -> Alarm | None:
+    share = float((~gradient.flatten(1).isfinite().all(1)).float().mean())
+    if not share:
         return None
-    what, share = ("logits", outputs) if outputs else ("an input gradient", gradients)
-    return Alarm(
-        "not-finite",
-        f"{100 * share:.2g}% of the images have {what} with a NaN or an infinity",
-        "a prediction that is none counts as wrong, and gradient attacks cannot move where the gradient is none: "
-        "find the operator (0/0, log 0, the square root's slope at 0) before you believe a number",
+    return _no_number(
+        f"{100 * share:.2g}% of the images have an input gradient with a NaN or an infinity",
+        "gradient attacks cannot move where the gradient is none",
     )
 
 
-def _share_not_finite(values: Tensor) -> float:
-    return float((~values.flatten(1).isfinite().all(1)).float().mean())
+def alarms_of_undecided(undecided: Mapping[str, list[int]]) -> list[Alarm]:
+    """Attacked images for which the model gives no prediction; by the attack that made them."""
+    return [
+        _no_number(
+            f"under {name} {len(images)} images have logits with a NaN or +inf, or -inf alone (the first: {images[0]})",
+            "where the model gives no prediction it counts as broken",
+        )
+        for name, images in undecided.items()
+    ]
+
+
+def _no_number(message: str, means: str) -> Alarm:
+    advice = "find the operator (0/0, log 0, the square root's slope at 0) before you believe a number"
+    return Alarm("not-finite", message, f"{means}: {advice}")
 
 
 def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -141,13 +151,14 @@ def _huge(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) 
         with torch.no_grad():
             right.append((predicted(model(images), labels), predicted(model(attacked), labels)))
     with torch.no_grad():
-        chance = 100.0 / model(x[:1]).shape[1]
-    clean, left = (100.0 * float(torch.cat(members).double().mean()) for members in zip(*right, strict=True))
-    if left <= min(chance, clean / 2):
+        chance = 1 / model(x[:1]).shape[1]
+    clean, left = (float(torch.cat(members).double().mean()) for members in zip(*right, strict=True))
+    guessed = chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / len(y))
+    if clean <= guessed or left <= min(chance, clean / 2):
         return None
     return Alarm(
         "survives-huge-eps",
-        f"{left:.0f}% are still right under PGD at {settings.norm} eps {eps:g}, where nothing should be",
+        f"{100 * left:.0f}% are still right under PGD at {settings.norm} eps {eps:g}, where nothing should be",
         "the gradients are masked: no gradient attack tells the robustness of this model",
     )
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widemargin.evaluation.accuracy import predicted
-from widemargin.evaluation.backend import part_attack
+from widemargin.evaluation.accuracy import decided, predicted
+from widemargin.evaluation.backend import attacked
 from widemargin.evaluation.pushed import pushed
 from widemargin.precision import allowing_tf32
 from widemargin.threat import Threat
@@ -22,9 +22,10 @@ from widemargin.threat import Threat
 
 @dataclass(frozen=True)
 class Broken:
-    """What a part broke: positions, and how many of its finds did not hold."""
+    """What a part broke: positions, those where the model gives no prediction, and how many finds did not hold."""
 
     positions: list[int]
+    undecided: list[int]
     refuted: int
 
 
@@ -45,19 +46,23 @@ def break_survivors(
     ``tf32``, the threat model of the reference, it searches in TF32.
     """
     broken: list[int] = []
+    undecided: list[int] = []
     refuted = 0
+    left = survivors.nonzero()[:, 0]
     with torch.no_grad():
-        for positions in survivors.nonzero()[:, 0].split(batch_size):
+        for positions in left.split(batch_size) if len(left) else ():
             images, labels = x[positions], y[positions]
             if tf32 is None:
-                x_adv = part_attack(reference, part).perturb(images.clone(), labels.clone())
+                x_adv = attacked(reference, part, images, labels)
                 claimed = torch.zeros_like(labels, dtype=torch.bool)
             else:
                 x_adv, claimed = _searched_in_tf32(model, images, labels, reference, part, tf32)
-            fooled = ~predicted(model(x_adv), labels)
+            logits = model(x_adv)
+            fooled = ~predicted(logits, labels)
             broken += positions[fooled].tolist()
+            undecided += positions[~decided(logits)].tolist()
             refuted += int((claimed & ~fooled).sum())
-    return Broken(broken, refuted)
+    return Broken(broken, undecided, refuted)
 
 
 def _searched_in_tf32(
@@ -68,7 +73,7 @@ def _searched_in_tf32(
     Parts leave an image as it was unless they found something, and nothing needs to be found where it is wrong already.
     """
     with allowing_tf32():
-        x_adv = part_attack(reference, part).perturb(x.clone(), y.clone())
+        x_adv = attacked(reference, part, x, y)
         claimed = (x_adv != x).flatten(1).any(1) | ~predicted(reference.model(x_adv), y)
     short = claimed & predicted(model(x_adv), y)
     x_adv[short] = pushed(model, x[short], x_adv[short], y[short], threat)

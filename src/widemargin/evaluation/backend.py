@@ -1,29 +1,48 @@
 """The door to pyautoattack, which is bit for bit the official AutoAttack: everything it disturbs is put back.
 
 It reseeds the global generators, leaves the tracer off and a flag set, accumulates parameter gradients, takes a model
-in training mode as it is, and has nine targets whatever the number of classes. All of that is handled here.
+in training mode as it is, has nine targets whatever the number of classes, writes into the logits it is given, goes
+on with no image where margins are tied, makes tensors of the default type, and prints warnings. All of that is handled
+here.
 """
 
+import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from widemargin import randomness
 from widemargin.engine.capturing import CAPTURES
 from widemargin.errors import InputError
 from widemargin.modes import evaluating, frozen
-from widemargin.precision import full_float32
+from widemargin.precision import default_type, full_float32, no_autocast
 from widemargin.types import Norm
 
+MarginAndLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NORMS: dict[str, str] = {"linf": "Linf", "l2": "L2"}
 PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 MAX_TARGETS = 9
 FEWEST_FOR_APGD_T = 4
+LEAST_HEIGHT_IN_L2 = 5
+"""Square begins with five rows of squares in L2."""
+
+
+class Asked(nn.Module):
+    """The model as the backend asks it: with logits that may be written into."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Fresh logits."""
+        logits: Tensor = self.model(x)
+        return logits.clone()
 
 
 def parts_for(num_classes: int) -> tuple[str, ...]:
@@ -49,16 +68,33 @@ def make_reference(
         from pyautoattack import AutoAttack
     except ImportError:
         raise InputError("AutoAttack needs the package pyautoattack; pip install 'pyautoattack>=0.2,<0.3'") from None
-    reference = AutoAttack(model, norm=NORMS[norm], eps=float(eps), seed=seed, version="standard", device=str(device))
+    asked = Asked(model)
+    reference = AutoAttack(asked, norm=NORMS[norm], eps=float(eps), seed=seed, version="standard", device=str(device))
+    reference.apgd.logger = reference.apgd_targeted.logger = _SILENT  # the alarms tell of gradients that vanish
     targets = min(MAX_TARGETS, num_classes - 1)
     reference.apgd_targeted.n_target_classes = targets
     reference.fab.n_target_classes = targets
     reference.fab.targeted = True
     reference.apgd.loss = "ce"
+    reference.square.margin_and_loss = _settling(reference.square.margin_and_loss)
     if max_steps is not None:
         reference.apgd.n_iter = reference.apgd_targeted.n_iter = reference.fab.n_iter = max_steps
         reference.square.n_queries = max_steps
     return reference
+
+
+def _settling(margin_and_loss: MarginAndLoss) -> MarginAndLoss:
+    """Square's measure, below zero wherever it takes an image for won: a tie or a NaN would leave it with no image."""
+
+    def settled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        margin, loss = margin_and_loss(x, y)
+        return torch.where(margin > 0, margin, -1.0), loss
+
+    return settled
+
+
+_SILENT = logging.Logger("autoattack")
+_SILENT.addHandler(logging.NullHandler())
 
 
 def part_attack(reference: Any, part: str) -> Any:
@@ -73,15 +109,25 @@ def part_attack(reference: Any, part: str) -> Any:
     return attack
 
 
+def attacked(reference: Any, part: str, x: Tensor, y: Tensor) -> Tensor:
+    """What a part makes of the images."""
+    return finite(part_attack(reference, part).perturb(x.clone(), y.clone()), x)
+
+
+def finite(x_adv: Tensor, x: Tensor) -> Tensor:
+    """The image itself in place of one with a NaN, which a gradient with a NaN leads to and which is no image."""
+    return torch.where(x_adv.flatten(1).isfinite().all(1).view(-1, *[1] * (x.dim() - 1)), x_adv, x)
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no parameter gradients, plain float32; random states and tracer restored after."""
+    """Evaluation mode, no parameter gradients, float32 (no TF32, no autocast); random states and tracer restored."""
     with randomness.GLOBAL, CAPTURES:
         generators = torch.get_rng_state(), np.random.get_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     tracer = sys.gettrace()
     try:
-        with evaluating(model), frozen(model), full_float32():
+        with evaluating(model), frozen(model), full_float32(), no_autocast(), default_type(torch.float32):
             yield
     finally:
         with randomness.GLOBAL, CAPTURES:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.evaluation.accuracy import predicted
+from widemargin.evaluation.backend import finite
 from widemargin.precision import allowing_tf32
 from widemargin.threat import THREATS
 from widemargin.types import Norm
@@ -104,4 +105,4 @@ def _nearest_of_each_target(reference: Any, x: Tensor, y: Tensor) -> Iterator[Te
     for target in range(2, fab.n_target_classes + 2):
         fab.target_class = target
         torch.manual_seed(reference.seed)
-        yield fab.attack_single_run(x.clone(), y.clone(), use_rand_start=False, is_targeted=True)
+        yield finite(fab.attack_single_run(x.clone(), y.clone(), use_rand_start=False, is_targeted=True), x)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from widemargin.checks import check_model
 from widemargin.data import ImageSet, load
 from widemargin.errors import InputError
-from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers
+from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers, alarms_of_undecided
 from widemargin.evaluation.arguments import attack_names, number, radii
 from widemargin.evaluation.backend import undisturbed
 from widemargin.evaluation.fits import check_fits, check_search
@@ -30,6 +30,7 @@ from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE, E
 from widemargin.evaluation.shards import Shard, shards, size_of
 from widemargin.evaluation.store import Store
 from widemargin.evaluation.wrapped import Wrapped
+from widemargin.modes import outside_inference_mode
 from widemargin.screen import say
 from widemargin.types import Norm
 
@@ -71,7 +72,7 @@ def evaluate(
     """
     check_model("evaluate", model)
     store = Store(None if out is None else Path(out))
-    with processes(store.folder) as group:
+    with outside_inference_mode(), processes(store.folder) as group:
         with group.agreeing():
             settings = EvaluationSettings(
                 attacks=attack_names(attacks),
@@ -199,7 +200,11 @@ def _collected(
     report = collect(store, numbers, settings, subject, alarms, name)
     return dataclasses.replace(
         report,
-        alarms=[*alarms, *alarms_of_numbers(report.accuracy, settings, report.count)],
+        alarms=[
+            *alarms,
+            *alarms_of_undecided(report.undecided),
+            *alarms_of_numbers(report.accuracy, settings, report.count),
+        ],
         notes=notes_on(subject) + notes_for(settings, classes, report.refuted, report.again),
     )
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from widemargin.checks import check_labels
 from widemargin.errors import InputError
-from widemargin.evaluation.backend import undisturbed
+from widemargin.evaluation.backend import LEAST_HEIGHT_IN_L2, undisturbed
 from widemargin.evaluation.searched import has_tf32
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
 from widemargin.evaluation.shards import Shard
@@ -34,6 +34,11 @@ def check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, devic
         raise InputError(
             "evaluate: autoattack takes images (N, C, H, W) or flat squares, since its black-box part draws squares on "
             f"them, got shape {tuple(shard.images.shape)}; leave autoattack out, or let the model reshape images"
+        )
+    if AUTOATTACK in settings.attacks and settings.norm == "l2" and shard.images.shape[2] < LEAST_HEIGHT_IN_L2:
+        raise InputError(
+            f"evaluate: autoattack in L2 takes images of at least {LEAST_HEIGHT_IN_L2} rows, where its black-box part "
+            f"begins, got shape {tuple(shard.images.shape)}; leave autoattack out"
         )
     leaf = shard.images[:1].to(device, copy=True).requires_grad_(True)
     with torch.enable_grad(), undisturbed(model):

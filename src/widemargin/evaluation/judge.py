@@ -12,7 +12,8 @@ from torch import Tensor
 
 from widemargin import randomness
 from widemargin.checks import check_labels
-from widemargin.evaluation.accuracy import predicted
+from widemargin.errors import InputError
+from widemargin.evaluation.accuracy import decided, predicted
 from widemargin.evaluation.autoattack import break_survivors
 from widemargin.evaluation.backend import make_reference, parts_for
 from widemargin.evaluation.distance import minimal_distance
@@ -29,8 +30,8 @@ Say = Callable[[int, str], None]
 """Takes the number of a shard and what is being done to it."""
 NAN = "nan"
 """A margin that is no number, in the files: JSON has none."""
-NO_PREDICTION = -1
-"""Where a logit is no number."""
+UNDECIDED = "undecided"
+"""Attacked images for which the model gives no prediction, in a shard's record."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Judge:
     def judge(self, shard: Shard) -> None:
         """Finish one shard."""
         x, y = shard.images.to(self.device), shard.labels.to(self.device)
-        clean = self._piece(shard, "clean", lambda: self._clean(x))
+        clean = self._piece(shard, "clean", lambda: self._clean(shard, x))
         check_labels("evaluate", shard.labels, batch=len(y), num_classes=clean["classes"])
         predictions = torch.tensor(clean["predictions"])
         columns: dict[str, Tensor] = {"clean": predictions == shard.labels}
@@ -64,6 +65,9 @@ class Judge:
         measured = self._measured(shard, x, y, clean["classes"])
         header: Record = {"first": shard.first, "count": len(y)}
         header["seconds"] = {name: piece["seconds"] for name, piece in (pieces | measured).items()}
+        undecided = {name: piece[UNDECIDED] for name, piece in pieces.items() if piece.get(UNDECIDED)}
+        if undecided:
+            header[UNDECIDED] = {name: [shard.first + n for n in where] for name, where in undecided.items()}
         if self.settings.search == "tf32":
             header["refuted"] = sum(piece.get("refuted", 0) for piece in pieces.values())
             header["again"] = measured.get("distance", {}).get("again", 0)
@@ -81,18 +85,24 @@ class Judge:
             self.store.write_part(shard.number, name, found)
         return found
 
-    def _clean(self, x: Tensor) -> Record:
+    def _clean(self, shard: Shard, x: Tensor) -> Record:
         with torch.no_grad():
-            logits = [self.model(images) for images in x.split(self.settings.batch_size)]
-        joined = torch.cat(logits)
-        predictions = joined.argmax(1).masked_fill(joined.isnan().any(1), NO_PREDICTION)
-        return {"predictions": predictions.tolist(), "classes": joined.shape[1]}
+            logits = torch.cat([self.model(images) for images in x.split(self.settings.batch_size)])
+        none = (~decided(logits)).nonzero()[:, 0].tolist()
+        if none:
+            raise InputError(
+                f"evaluate: the model gives no prediction for {len(none)} of images {shard.first} to "
+                f"{shard.first + len(x) - 1}, the first is image {shard.first + none[0]}: a logit is NaN or +inf, or "
+                "all are -inf; find the operator (0/0, log 0, an overflow) that makes them"
+            )
+        return {"predictions": logits.argmax(1).tolist(), "classes": logits.shape[1]}
 
     def _gradient_attack(self, shard: Shard, x: Tensor, y: Tensor, name: str, eps: float) -> Callable[[], Record]:
         attack = self.settings.attack(name, eps)
 
         def compute() -> Record:
             correct: list[bool] = []
+            known: list[bool] = []
             for number, (images, labels) in enumerate(
                 zip(x.split(self.settings.batch_size), y.split(self.settings.batch_size), strict=True)
             ):
@@ -100,8 +110,10 @@ class Judge:
                 with self._searching():
                     x_adv = images if attack is None else attack(self.searched, images, labels, generator=generator)
                 with torch.no_grad():
-                    correct += predicted(self.model(x_adv), labels).tolist()
-            return {"correct": correct}
+                    logits = self.model(x_adv)
+                correct += predicted(logits, labels).tolist()
+                known += decided(logits).tolist()
+            return {"correct": correct, UNDECIDED: [position for position, yes in enumerate(known) if not yes]}
 
         return compute
 
@@ -124,7 +136,8 @@ class Judge:
                 found = break_survivors(
                     self.model, x, y, alive, reference=reference, part=part, batch_size=size, tf32=tf32
                 )
-                return {"broken": found.positions} | ({"refuted": found.refuted} if tf32 else {})
+                record: Record = {"broken": found.positions, UNDECIDED: found.undecided}
+                return record | ({"refuted": found.refuted} if tf32 else {})
 
             pieces[label] = self._piece(shard, label, compute)
             survivors = survivors.clone()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.engine import Replayed
+from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import Advance, classified
 from widemargin.margins import MarginSummary, effective_margin, summarize
 from widemargin.models import Classifier
@@ -51,4 +52,6 @@ def measure_margins(
             correct.append(classified(model, x, y))
             if advance is not None:
                 advance(len(y))
+    if not margins:
+        raise InputError("measure_margins: the data is empty; give at least one batch")
     return MeasuredMargins(torch.cat(margins).cpu(), torch.cat(correct).cpu())

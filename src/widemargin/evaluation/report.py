@@ -69,6 +69,8 @@ class Report:
     """What parts of AutoAttack found with TF32 and is not adversarial in float32, an image once for each part."""
     again: int = 0
     """Images whose distances were searched again in float32."""
+    undecided: dict[str, list[int]] = field(default_factory=dict)
+    """By attack, the images that it made into ones without a prediction, which count as broken."""
     curves: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -144,11 +146,14 @@ def collect(
     verdicts: dict[str, list[bool]] = {}
     measured: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
+    undecided: dict[str, list[int]] = {}
     refuted = again = 0
     for number in shard_numbers:
         header, examples = store.shard(number)
         refuted += header.get("refuted", 0)
         again += header.get("again", 0)
+        for name, images in header.get("undecided", {}).items():
+            undecided.setdefault(name, []).extend(images)
         for name, value in header["seconds"].items():
             seconds[name] = round(seconds.get(name, 0.0) + value, 3)
         for example in examples:
@@ -160,7 +165,7 @@ def collect(
                     measured.setdefault(name, []).append(endless if example[name] is None else float(example[name]))
     flags = {name: torch.tensor(values, dtype=torch.bool) for name, values in verdicts.items()}
     accuracy = {name: percent(values) for name, values in flags.items()}
-    tensors = {name: torch.tensor(values) for name, values in measured.items()}
+    tensors = {name: torch.tensor(values, dtype=torch.float32) for name, values in measured.items()}
     return Report(
         settings=settings,
         subject=subject,
@@ -175,6 +180,7 @@ def collect(
         files=store.folder,
         refuted=refuted,
         again=again,
+        undecided=undecided,
         curves=_curves(accuracy, settings),
     )
 

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from widemargin.checks import check_batch, check_count, check_range
+from widemargin.checks import check_batch, check_count, check_range, check_tensor
 from widemargin.data import ImageSet
 from widemargin.errors import InputError
 from widemargin.evaluation.wrapped import as_images, is_square
@@ -17,7 +18,10 @@ from widemargin.evaluation.wrapped import as_images, is_square
 
 @dataclass(frozen=True)
 class Shard:
-    """Examples from ``first`` on: images float32 in [0, 1], where the data has them, and their labels, on the CPU."""
+    """Examples from ``first`` on: images float32 in [0, 1], where the data has them, and their labels, on the CPU.
+
+    The images are contiguous, whatever layout they came in: the backend views them flat.
+    """
 
     number: int
     first: int
@@ -69,7 +73,7 @@ def shards(
 
 def _shard(number: int, size: int, held: list[tuple[Tensor, Tensor]]) -> Shard:
     x, y = torch.cat([images for images, _ in held]), torch.cat([labels for _, labels in held])
-    return Shard(number, number * size, as_images(x), y.cpu(), flat=is_square(x))
+    return Shard(number, number * size, as_images(x.contiguous()), y.cpu(), flat=is_square(x))
 
 
 def _batches(
@@ -81,17 +85,28 @@ def _batches(
     elif _is_pair(data):
         yield _checked(*data)
     else:
+        _check_kinds(data)
         _check_batched(data)
         yield from _of_batches(data)
 
 
 def _of_batches(batches: Iterable[object]) -> Iterator[tuple[Tensor, Tensor]]:
     for pair in batches:
+        _check_kinds(pair)
         if not _is_pair(pair):
             raise InputError(f"evaluate: data must give pairs (images, labels) of tensors, got {type(pair).__name__}")
         images, labels = pair
         if images.shape[:1] != (0,) or labels.shape != (0,):  # an empty batch has nothing to judge
             yield _checked(images, labels)
+
+
+def _check_kinds(data: object) -> None:
+    """Refuse images and labels that are arrays or lists, not tensors."""
+    if not isinstance(data, tuple | list) or len(data) != 2 or _is_pair(data):
+        return
+    if any(isinstance(part, Tensor | np.ndarray) for part in data):
+        for name, part in zip(("images", "labels"), data, strict=True):
+            check_tensor("evaluate", name, part)
 
 
 def _check_batched(data: object) -> None:
@@ -115,6 +130,7 @@ def _is_pair(data: object) -> TypeGuard[tuple[Tensor, Tensor]]:
 def _checked(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     check_batch("evaluate", images)
     check_range("evaluate", images)
+    check_tensor("evaluate", "labels", labels)
     if labels.shape != (len(images),) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise InputError(
             f"evaluate: labels must be ({len(images)},) integers, got {labels.dtype} {tuple(labels.shape)}"

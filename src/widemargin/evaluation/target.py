@@ -23,6 +23,11 @@ class Target:
     path: Path
     description: Description
 
+    def test_limit(self, limit: int | None) -> int | None:
+        """So many test images at most: the run's own limit (``data.test_limit``), or a smaller one asked for."""
+        own = self.description.run_config().data.test_limit
+        return min((most for most in (own, limit) if most is not None), default=None)
+
     def check_fits(self, data: ImageSet) -> None:
         """Refuse images of another shape, or of classes the model has no output for."""
         shape, classes = self.description.image_shape, self.description.num_classes

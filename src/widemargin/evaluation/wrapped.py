@@ -1,7 +1,7 @@
 """Any classifier as the attacks expect one: float32 inputs in [0, 1], most often images, in; float32 logits out.
 
 A float64 or bfloat16 model keeps its own arithmetic and is fed and read in float32; a model of flat inputs sees them
-flat.
+flat. It may write into its images, which are a copy, and makes its tensors of the type that its user has as default.
 """
 
 import math
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.checks import check_logits
+from widemargin.precision import default_type
 
 
 class Wrapped(nn.Module):
@@ -20,12 +21,14 @@ class Wrapped(nn.Module):
         self.model = model
         self.flat = flat
         self.dtype = _input_dtype(model)
+        self.default = torch.get_default_dtype()
         self.training = model.training
 
     def forward(self, x: Tensor) -> Tensor:
         """Float32 logits."""
         x = x.flatten(1) if self.flat else x
-        logits: Tensor = self.model(x.to(self.dtype))
+        with default_type(self.default):
+            logits: Tensor = self.model(x.to(self.dtype, copy=True))
         check_logits("evaluate", logits, batch=len(x))
         return logits.float()
 
