@@ -10,6 +10,7 @@ from widemargin.checkpoints import software_versions
 from widemargin.config_files import to_dict
 from widemargin.recipes import all_recipes
 from widemargin.recipes.recipe import Recipe
+from widemargin.reports.inputs.fields import visible
 from widemargin.reports.reference import Reference
 from widemargin.reports.report import write_report
 
@@ -28,7 +29,11 @@ def report(
     written = write_report(
         folders, out, references=references(), title=title, version=software_versions()["widemargin"]
     )
-    typer.echo("\n".join(str(path) for path in written.files))
+    typer.echo("\n".join(visible(str(path)) for path in written.files))
+    if written.found.faults:
+        first, *more = written.found.faults
+        others = f" (and {len(more):,} more)" if more else ""
+        typer.echo(f"not shown: {first}{others}; the page names each", err=True)
 
 
 def references() -> dict[str, Reference]:
