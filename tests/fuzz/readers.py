@@ -11,7 +11,7 @@ import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -20,16 +20,20 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
+from reports.report_folders import write_evaluation, write_result, write_run, write_sweep
 from widemargin.checkpoints import Checkpoint, Description, load_checkpoint, restore_model, save_checkpoint
+from widemargin.cli.report import references
 from widemargin.config_files import read_toml, to_dict, to_toml
 from widemargin.data import load, read_cifar10
 from widemargin.data.cifar_pickle import read_python_batch
 from widemargin.data.idx import read_images, read_labels
 from widemargin.data.image_folder import read_image_folder
 from widemargin.data.npz import has_parts, read_npz
+from widemargin.errors import InputError
 from widemargin.evaluation.subject import load_judgeable
 from widemargin.models import MLPConfig
 from widemargin.recipes.catalog import all_recipes
+from widemargin.reports.report import write_report
 
 RECORDS = 2
 IMAGES = 6
@@ -211,6 +215,52 @@ def pickle_in(whole: bytes) -> bytes:
         return archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
 
 
+SHOWN = {
+    "metrics": "run/metrics.jsonl",
+    "configuration": "run/config.toml",
+    "evaluation": "e/report.json",
+    "examples": "e/examples.jsonl",
+    "gallery": "e/gallery.npz",
+    "sweep": "sweep/sweep.json",
+    "result": "seed-0/result.json",
+}
+"""What a report reads, and where that lies in ``shown_folder``."""
+
+
+def shown_folder(folder: Path) -> Path:
+    """One of everything that a report shows."""
+    if not folder.exists():
+        write_run(folder / "run", epochs=2)
+        write_evaluation(folder / "e", count=4, gallery=False)
+        write_sweep(folder / "sweep")
+        write_result(folder / "seed-0")
+        (folder / "e" / "gallery.npz").write_bytes(gallery())
+    return folder
+
+
+def gallery(images: bytes | None = None) -> bytes:
+    """One gray image; ``images`` is its array as a file."""
+    pictures = npy(digits()[:1, None, :4, :4])
+    classes = dict.fromkeys(("labels", "predictions", "adversarial_predictions"), npy(np.zeros(1, np.int64)))
+    arrays = {"images": pictures if images is None else images, "adversarial": pictures} | classes
+    return zip_of({f"{name}.npy": content for name, content in arrays.items()})
+
+
+def _shown(name: str, whole: Path) -> Reader:
+    """A file of the folder; whatever it holds, there is a page."""
+
+    def read(path: Path) -> object:
+        place = path.parent / "shown"
+        changed = shown_folder(place) / SHOWN[name]
+        changed.write_bytes(path.read_bytes())
+        try:
+            return write_report([place], path.parent / "page.html", references=references())
+        except InputError as error:
+            raise AssertionError(f"no page: {error}") from error
+
+    return Reader(((whole / SHOWN[name]).read_bytes(),), "content", read)
+
+
 def readers(folder: Path) -> dict[str, Reader]:
     """By name; ``folder`` is for files that must be on disk to be made."""
     recipes = tuple(to_toml(recipe.config).encode() for recipe in list(all_recipes().values())[::9])
@@ -250,6 +300,10 @@ def readers(folder: Path) -> dict[str, Reader]:
             (public(folder, state, _use_new_zipfile_serialization=False),), "a.pt", _judgeable
         ),
         "public .safetensors": Reader((save(state),), "a.safetensors", _judgeable),
+        **{f"report, {name}": _shown(name, shown_folder(folder / "shown")) for name in SHOWN},
+        "report, gallery inside": replace(
+            _shown("gallery", shown_folder(folder / "shown")), files=(npy(digits()[:1, None, :4, :4]),), pack=gallery
+        ),
     }
 
 

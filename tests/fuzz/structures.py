@@ -6,14 +6,17 @@ A strange file is a real one in which a few values, keys or sizes are others.
 import io
 import json
 import struct
+import tempfile
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tomli_w
 import torch
 from hypothesis import strategies as st
-from readers import IMAGES, checkpoint_bytes, digits, network, npy, sealed_again, zip_of
+from readers import IMAGES, SHOWN, checkpoint_bytes, digits, network, npy, sealed_again, shown_folder, zip_of
 
 from widemargin.config_files import to_dict
 from widemargin.recipes.catalog import all_recipes
@@ -229,6 +232,21 @@ def state_dicts() -> st.SearchStrategy[bytes]:
     return st.builds(make, changes, st.lists(st.sampled_from(sorted(real)), max_size=2), st.booleans())
 
 
+def shown_tables(name: str) -> st.SearchStrategy[bytes]:
+    """Files of a report (JSON, or a line of it) with other values."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = (shown_folder(Path(folder) / "shown") / SHOWN[name]).read_text()
+    table = json.loads(text.splitlines()[-1] if SHOWN[name].endswith("jsonl") else text)
+
+    def make(changes: Any) -> bytes:
+        try:
+            return json.dumps(changed(table, changes)).encode("utf-8", "surrogatepass")
+        except ValueError:  # a number too long to write in decimal
+            return b"{" + b"9" * 5000
+
+    return st.builds(make, CHANGES)
+
+
 def structures(folder: Any) -> dict[str, tuple[str, Callable[[], st.SearchStrategy[bytes]]]]:
     """Which reader gets which strange files."""
     return {
@@ -239,4 +257,9 @@ def structures(folder: Any) -> dict[str, tuple[str, Callable[[], st.SearchStrate
         "checkpoint, strange descriptions": ("checkpoint", lambda: descriptions(folder)),
         "checkpoint, strange tensor tables": ("checkpoint", lambda: headers(folder)),
         "public .pt, strange weights": ("public .pt", state_dicts),
+        "report, strange configuration": ("report, configuration", configurations),
+        **{
+            f"report, strange {name}": (f"report, {name}", partial(shown_tables, name))
+            for name in ("evaluation", "examples", "metrics", "sweep", "result")
+        },
     }

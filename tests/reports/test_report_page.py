@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 
+import numpy as np
 import pytest
 from report_folders import (
     ALARM,
@@ -457,6 +458,32 @@ def test_a_gallery_names_its_attack_and_eps(tmp_path):
     write_evaluation(tmp_path / "e", count=20, gallery=False)
     write_gallery(tmp_path / "e" / "gallery.npz", count=2, attack="pgd20@8/255")
     assert "Attacked with PGD-20 at eps 8/255. The difference" in page_of(tmp_path)
+
+
+@pytest.mark.parametrize(("noise", "said"), [(255, "shown around gray, as large as it is"), (8, "amplified 15 times")])
+def test_a_difference_is_amplified_where_that_makes_it_larger(tmp_path, noise, said):
+    write_evaluation(tmp_path / "e", count=20)
+    path = tmp_path / "e" / "gallery.npz"
+    with np.load(path) as arrays:
+        kept = dict(arrays)
+    kept["images"] = np.zeros_like(kept["images"])
+    np.savez(path, **(kept | {"adversarial": kept["images"] + np.uint8(noise)}))
+    text = page_of(tmp_path)
+    assert said in text
+    assert "amplified 1 times" not in text
+    assert "difference \N{MULTIPLICATION SIGN}1<" not in text
+
+
+@pytest.mark.parametrize(("written", "value", "said"), [("1.0", 1.0, "1.0"), ("8/255", 8 / 255, "8/255 = 0.031373")])
+def test_an_eps_is_explained_where_it_is_a_fraction(tmp_path, written, value, said):
+    report = write_evaluation(tmp_path / "e", count=20)
+    points = [{"eps": eps, "written": text, "accuracy": 50} for eps, text in ((value, written), (2.0, "2.0"))]
+    report |= {"eps": [{"written": written, "value": value}], "curves": {"pgd10": points}}
+    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    text = page_of(tmp_path)
+    assert said in Tree(text).cells
+    assert '<span class="below">1</span>' not in text
+    assert "= 1.0" not in text
 
 
 def test_the_page_is_the_same_each_time(everything):

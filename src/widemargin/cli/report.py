@@ -31,6 +31,10 @@ def report(
     )
     for path in written.files:
         say(console_for(), str(path))
+    if written.found.faults:
+        first, *more = written.found.faults
+        others = f" (and {len(more):,} more)" if more else ""
+        say(console_for(stderr=True), f"not shown: {first}{others}; the page names each")
 
 
 def references() -> dict[str, Reference]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -32,12 +33,18 @@ def _changes(ours: Table, theirs: Table, prefix: str) -> list[str]:
 def toml_value(value: Any) -> str:
     """A value as TOML writes it on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, bool | str):
         return json.dumps(value)
-    return repr(value)
+    if value is None:
+        return "none"
+    return repr(value) if isinstance(value, int | float) else str(value)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
 
 
 def lead_to(overrides: list[str], recipe: Table, settings: Table) -> bool:
@@ -49,8 +56,13 @@ def lead_to(overrides: list[str], recipe: Table, settings: Table) -> bool:
         inside = table
         for key in above:
             inside = inside.setdefault(key, {})
+            if not isinstance(inside, dict):
+                return False
         if text == "none":
             inside.pop(last, None)
-        else:
+            continue
+        try:
             inside[last] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:  # what JSON or a date cannot say in TOML's words
+            return False
     return table == dict(settings)

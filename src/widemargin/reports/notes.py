@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from widemargin.reports.changes import changes
 from widemargin.reports.inputs.evaluation import Evaluation
+from widemargin.reports.inputs.fields import shortened
 from widemargin.reports.inputs.run_folder import Run
 from widemargin.reports.reference import Reference
 
@@ -47,7 +48,21 @@ def why_not_compared(evaluation: Evaluation, run: Run | None, reference: Referen
     published = reference.settings.get("data", {}).get("name", "")
     if evaluation.data and published and evaluation.data != published:
         return f"it was judged on {evaluation.data}, its recipe's data is {published}"
-    return ""
+    return trained_less(settings_of(evaluation, run), reference)
+
+
+def trained_less(settings: Mapping[str, object], reference: Reference) -> str:
+    """What makes a run too small to be held against its recipe; empty where nothing does."""
+    ours, theirs = settings.get("epochs"), reference.settings.get("epochs", 0)
+    if isinstance(ours, int) and 2 * ours < theirs:
+        return f"it was trained for {ours:,} epoch{'s' * (ours != 1)}, its recipe for {theirs:,}"
+    limit, theirs = (_data(table).get("train_limit") for table in (settings, reference.settings))
+    return f"it was trained on {limit:,} images alone" if isinstance(limit, int) and theirs is None else ""
+
+
+def _data(settings: Mapping[str, object]) -> Mapping[str, object]:
+    data = settings.get("data")
+    return data if isinstance(data, dict) else {}
 
 
 def settings_of(evaluation: Evaluation, run: Run | None) -> Mapping[str, object]:
@@ -68,7 +83,8 @@ def differences(settings: Mapping[str, object], reference: Reference | None) -> 
     """The recipe's own note, and which of its settings were changed."""
     if reference is None or not settings:
         return []
-    changed = [change for change in changes(settings, reference.settings) if not change.startswith(HARMLESS)]
+    found = changes(settings, reference.settings)
+    changed = [shortened(change, 200) for change in found if not change.startswith(HARMLESS)]
     shown = ", ".join(changed[:MANY]) + (f" and {len(changed) - MANY} more" if len(changed) > MANY else "")
     note = [reference.note] if reference.note else []
     return note + ([f"changed from the recipe: {shown}"] if changed else [])
@@ -96,6 +112,6 @@ def _other_step(evaluation: Evaluation, reference: Reference | None) -> list[str
 
 def state(run: Run) -> list[str]:
     """How far an unfinished run is."""
-    if run.finished or run.planned is None:
+    if run.finished or run.unread or run.planned is None:
         return []
     return [f"epoch {run.done} of {run.planned}"]

@@ -9,6 +9,10 @@ from widemargin.reports.inputs.evaluation import Evaluation
 from widemargin.reports.measures import Measure
 from widemargin.reports.results import Results
 
+FORMULA = tuple(
+    "=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
+)
+"""With these a spreadsheet begins to calculate."""
 COLUMNS = (
     "name",
     "kind",
@@ -43,7 +47,13 @@ def tidy_csv(tables: Sequence[Results], evaluations: Sequence[Evaluation]) -> st
 
 
 def _line(label: str, kind: str, data: str, images: int | None, measure: Measure, cell: Cell) -> list[str]:
-    return [label, kind, data, *_numbers(measure, cell), "" if images is None else str(images)]
+    return [_words(label), kind, _words(data), *_numbers(measure, cell), "" if images is None else str(images)]
+
+
+def _words(text: str) -> str:
+    """Words on one line that no spreadsheet takes for a formula."""
+    line = " ".join(text.split())
+    return f"'{line}" if line.startswith(FORMULA) else line
 
 
 def _distances(evaluation: Evaluation) -> Iterator[tuple[Measure, float]]:
@@ -66,6 +76,11 @@ def _parts(evaluation: Evaluation) -> Iterator[tuple[Measure, float]]:
 
 def _numbers(measure: Measure, cell: Cell) -> list[str]:
     radius = measure.radius
-    size = ["", ""] if radius is None else [radius.written, f"{radius.value:.8g}"]
+    size = ["", ""] if radius is None else [_words(radius.written), f"{radius.value:.8g}"]
     values = [cell.ours, cell.spread, cell.paper, cell.difference]
-    return [measure.attack, measure.norm, *size, *("" if value is None else f"{value:.6g}" for value in values)]
+    return [
+        _words(measure.attack),
+        _words(measure.norm),
+        *size,
+        *("" if value is None else f"{value:.6g}" for value in values),
+    ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from widemargin.errors import InputError
 from widemargin.files import make_folder, write_text_whole
+from widemargin.reports.inputs.fields import visible
 from widemargin.reports.inputs.search import Findings, search
 from widemargin.reports.numbers import tidy_csv
 from widemargin.reports.page.page import Page, html, page
@@ -52,7 +53,7 @@ def write_report(
     }
     make_folder(target.parent)
     for suffix, text in texts.items():
-        write_text_whole(target.with_suffix(suffix), text)
+        write_text_whole(target.with_suffix(suffix), visible(text))
     return Written([target.with_suffix(suffix) for suffix in texts], content, found)
 
 

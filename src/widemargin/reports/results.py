@@ -1,19 +1,29 @@
 """The results: a row for each evaluation (or run that has none yet), a column for each measure, the paper beside."""
 
+import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from widemargin.reports.comparison import Cell
 from widemargin.reports.inputs.evaluation import Evaluation
-from widemargin.reports.inputs.labels import owner
+from widemargin.reports.inputs.labels import owners_of, unique
 from widemargin.reports.inputs.run_folder import Run
 from widemargin.reports.inputs.search import Findings
 from widemargin.reports.measures import MARGIN, MARGIN_TRAIN, ROBUST, Measure, clean, in_order
-from widemargin.reports.notes import differences, notes_of_evaluation, state, why_not_compared
+from widemargin.reports.notes import (
+    differences,
+    notes_of_evaluation,
+    settings_of,
+    state,
+    trained_less,
+    why_not_compared,
+)
 from widemargin.reports.reference import Reference
 
 References = Mapping[str, Reference]
+_MARGINS = {"correct": MARGIN, "train": MARGIN_TRAIN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +56,18 @@ class Results:
 
 def results(found: Findings, references: References) -> list[Results]:
     """For each data set: rows of evaluations, means over seeds, then runs that nobody has evaluated."""
-    owners = [owner(evaluation, found.runs) for evaluation in found.evaluations]
+    owners = owners_of(found.evaluations, found.runs)
     pairs = list(zip(found.evaluations, owners, strict=True))
     shown = [(e, run) for e, run in pairs if run is None or not e.has_nothing_yet]
     rows = [_of_evaluation(evaluation, run, references) for evaluation, run in shown]
-    rows += _means([evaluation for evaluation, _ in shown], rows)
+    rows += _means(shown, rows)
     judged = {run.folder for _, run in shown if run is not None}
     begun = {run.folder for run in owners if run is not None}
     rows += [_of_run(r, references, begun=r.folder in begun) for r in found.runs if r.folder not in judged]
-    return [_table(data, [row for row in rows if row.data == data]) for data in dict.fromkeys(row.data for row in rows)]
+    tables: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        tables[row.data].append(row)
+    return [_table(data, members) for data, members in tables.items()]
 
 
 def _table(data: str, rows: Sequence[Row]) -> Results:
@@ -66,10 +79,9 @@ def _of_evaluation(evaluation: Evaluation, run: Run | None, references: Referenc
     compared = None if reference is None or why_not_compared(evaluation, run, reference) else reference
     step = evaluation.step_size
     cells = {measure: _cell(measure, value, None, compared, step) for measure, value in _attacked(evaluation).items()}
-    for key, attack in (("correct", MARGIN), ("train", MARGIN_TRAIN)):
-        margins = evaluation.margins.get(key)
-        if margins is not None and margins.mean is not None:
-            measure = Measure(attack, norm=evaluation.margin_norm)
+    for margins in evaluation.margins:
+        if margins.of in _MARGINS and margins.mean is not None:
+            measure = Measure(_MARGINS[margins.of], norm=margins.norm)
             cells[measure] = _cell(measure, margins.mean, margins.std, compared)
     return Row(
         label=evaluation.label,
@@ -117,37 +129,62 @@ def _of_run(run: Run, references: References, *, begun: bool) -> Row:
         curve = run.curve(key)
         if curve:
             last[measure] = curve[-1][1]
-    cells = {measure: _cell(measure, value, None, reference) for measure, value in last.items()}
+    less = "" if reference is None else trained_less({**run.config, "epochs": run.done}, reference)
+    compared = None if less else reference
+    cells = {measure: _cell(measure, value, None, compared) for measure, value in last.items()}
     why = "no image is judged yet" if begun else "not evaluated"
     notes = [f"{why}: as watched in training", *state(run), *differences(run.config, reference)]
-    data = run.config.get("data", {}).get("name", "")
+    notes += [f"{less}, so it is not compared with the paper"] if less and cells else []
     return Row(
         label=run.label,
         kind="run",
-        data=data,
+        data=run.data,
         cells=cells,
         notes=notes,
         source=reference.source if reference and cells else "",
     )
 
 
-def _means(evaluations: Sequence[Evaluation], rows: Sequence[Row]) -> list[Row]:
-    """A row for each recipe reproduced with several seeds."""
-    groups: dict[tuple[str, bool], list[Row]] = {}
-    for evaluation, row in zip(evaluations, rows, strict=True):
+def _means(pairs: Sequence[tuple[Evaluation, Run | None]], rows: Sequence[Row]) -> list[Row]:
+    """A row for each recipe reproduced with several seeds, or run with seeds that are all it differs in."""
+    groups: dict[str, dict[object, tuple[Evaluation, Row]]] = {}
+    for (evaluation, run), row in zip(pairs, rows, strict=True):
+        settings = settings_of(evaluation, run)
         if evaluation.kind == "reproduction":
-            groups.setdefault((evaluation.name or "", evaluation.quick), []).append(row)
-    return [_mean(name, members) for (name, _), members in groups.items() if len(members) > 1]
+            groups.setdefault(f"{evaluation.quick} {evaluation.name}", {})[evaluation.folder] = evaluation, row
+        elif evaluation.name and settings and evaluation.finished and not evaluation.quick:
+            groups.setdefault(_but_for_the_seed(evaluation, settings), {})[str(settings.get("seed", 0))] = (
+                evaluation,
+                row,
+            )
+    found = [list(members.values()) for members in groups.values() if len(members) > 1]
+    names = [f"{members[0][0].name}, mean of {len(members)} seeds" for members in found]
+    labels = unique(names, [_hints(members[0][0]) for members in found])
+    return [_mean(label, [row for _, row in members]) for label, members in zip(labels, found, strict=True)]
 
 
-def _mean(name: str, rows: Sequence[Row]) -> Row:
+def _but_for_the_seed(evaluation: Evaluation, settings: Mapping[str, object]) -> str:
+    """Everything that two evaluations of the same thing have in common."""
+    trained = {key: value for key, value in settings.items() if key != "seed"}
+    radii = [radius.value for radius in evaluation.eps]
+    how = (evaluation.attacks, evaluation.norm, radii, evaluation.step_size, evaluation.search, evaluation.weights)
+    on = (evaluation.name, evaluation.data, evaluation.split, evaluation.count)
+    return json.dumps([trained, how, on], sort_keys=True, default=str)
+
+
+def _hints(evaluation: Evaluation) -> list[str]:
+    """What tells the means of a recipe apart."""
+    return [evaluation.norm, f"eps {', '.join(radius.written for radius in evaluation.eps)}", str(evaluation.folder)]
+
+
+def _mean(label: str, rows: Sequence[Row]) -> Row:
     cells = {}
     for measure in in_order(measure for row in rows for measure in row.cells):
         values = [cell.ours for row in rows if (cell := row.cells.get(measure)) and cell.ours is not None]
         paper = next((row.cells[measure].paper for row in rows if measure in row.cells), None)
         cells[measure] = Cell(ours=fmean(values), spread=stdev(values) if len(values) > 1 else None, paper=paper)
     return Row(
-        label=f"{name}, mean of {len(rows)} seeds",
+        label=label,
         kind="quick mean" if rows[0].kind.startswith("quick") else "mean",
         data=rows[0].data,
         images=rows[0].images if len({row.images for row in rows}) == 1 else None,

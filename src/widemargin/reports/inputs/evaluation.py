@@ -21,8 +21,10 @@ class Radius:
 
 @dataclass(frozen=True)
 class Margins:
-    """Effective margins of correctly classified images (or of all): how many, mean, spread, quantiles."""
+    """Effective margins: ``of`` which images ("correct", "all", or "train": correctly classified training images)."""
 
+    of: str
+    norm: str
     count: int
     mean: float | None
     std: float | None
@@ -82,9 +84,9 @@ class Evaluation:
     """The arithmetic in which attacks searched."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, Sequence[tuple[Radius, float]]] = field(default_factory=dict)
-    margins: Mapping[str, Margins] = field(default_factory=dict)
-    """By what they are of: "correct", "all", or "train" (correctly classified training images)."""
+    margins: Sequence[Margins] = ()
     margin_norm: str = "linf"
+    """Of the examples' margins."""
     distance: Distance | None = None
     alarms: Sequence[Alarm] | None = None
     """None where nobody looked for any."""

@@ -1,18 +1,21 @@
 """An evaluation folder: ``report.json``, ``examples.jsonl`` and, where asked for, ``gallery.npz``."""
 
+import re
 from pathlib import Path
 
 from widemargin.errors import InputError
 from widemargin.reports.inputs.evaluation import Alarm, Distance, Evaluation, Margins, Radius
 from widemargin.reports.inputs.examples import EXAMPLES, read_examples
-from widemargin.reports.inputs.fields import Fields, read_json
+from widemargin.reports.inputs.fields import Fields, attempted, read_json
 from widemargin.reports.inputs.gallery_file import GALLERY, read_gallery
 
 REPORT = "report.json"
+COLUMNS = 1000
+"""Accuracies of one evaluation: some attacks at some eps."""
 FAMILY, FORMAT = "widemargin-evaluation-", "widemargin-evaluation-1"
 
 
-def read_evaluation(folder: Path) -> Evaluation | None:
+def read_evaluation(folder: Path, faults: list[str] | None = None) -> Evaluation | None:
     """Read a finished evaluation; None where ``report.json`` is somebody else's."""
     path = folder / REPORT
     content = read_json(path)
@@ -22,11 +25,12 @@ def read_evaluation(folder: Path) -> Evaluation | None:
         raise InputError(
             f"{path} has the format {content['format']!r}, this version reads {FORMAT!r}; update widemargin"
         )
-    return _evaluation(folder, Fields(path, content))
+    return _evaluation(folder, Fields(path, content), faults)
 
 
-def _evaluation(folder: Path, report: Fields) -> Evaluation:
-    data = report.table("data")
+def _evaluation(folder: Path, report: Fields, faults: list[str] | None) -> Evaluation:
+    data, norm = report.table("data"), report.text("norm", "linf")
+    margin_norm = report.text("margin_norm") or norm
     if not report.table("accuracy").values:
         raise InputError(f"{report.path} has no accuracy; evaluate again")
     return Evaluation(
@@ -37,38 +41,39 @@ def _evaluation(folder: Path, report: Fields) -> Evaluation:
         weights=report.text("weights"),
         checkpoint=report.text("checkpoint"),
         selection=report.text("selection"),
-        epoch=report.whole("epoch"),
+        epoch=report.count("epoch"),
         data=data.text("name"),
         source=data.text("source"),
         head_scale=report.number("head_scale"),
         normalize=report.text("normalize"),
         split=data.text("split", "test"),
-        count=data.whole("count"),
-        whole=data.whole("whole"),
-        norm=report.text("norm", "linf"),
+        count=data.count("count"),
+        whole=data.count("whole"),
+        norm=norm,
         eps=[radius(row) for row in report.tables("eps")],
         step_size=report.number("step_size"),
         seed=report.whole("seed"),
-        shard_size=report.whole("shard_size"),
-        batch_size=report.whole("batch_size"),
-        attacks=[str(name) for name in report.list("attacks")],
+        shard_size=report.count("shard_size"),
+        batch_size=report.count("batch_size"),
+        attacks=report.texts("attacks"),
         search=_search(report),
-        accuracy=report.table("accuracy").numbers(),
+        accuracy=accuracies(report.table("accuracy")),
         curves=curves(report.table("curves")),
-        margins={key: margins(report.table("margins").table(key)) for key in report.table("margins").values},
-        margin_norm=report.text("margin_norm") or report.text("norm", "linf"),
+        margins=[margins(report.table("margins").table(of), of, margin_norm) for of in report.table("margins").values],
+        margin_norm=margin_norm,
         distance=_distance(report),
         alarms=[
-            Alarm(a.text("name", "alarm"), a.text("message"), a.text("suggestion")) for a in report.tables("alarms")
+            Alarm(a.text("name", "alarm"), a.text("message"), a.text("suggestion"))
+            for a in report.tables("alarms")[:COLUMNS]
         ],
-        notes=[str(note) for note in report.list("notes")],
+        notes=report.texts("notes")[:COLUMNS],
         versions=report.table("versions").words(),
         device=report.text("device"),
         precision=report.text("precision"),
         seconds=report.table("seconds").numbers(),
         config=report.table("config").values,
-        examples=read_examples(folder / EXAMPLES),
-        gallery=read_gallery(folder / GALLERY),
+        examples=attempted(read_examples, folder / EXAMPLES, faults),
+        gallery=attempted(read_gallery, folder / GALLERY, faults),
     )
 
 
@@ -80,14 +85,20 @@ def radius(row: Fields) -> Radius:
     return Radius(row.text("written", f"{value:g}"), value)
 
 
-def margins(row: Fields) -> Margins:
+def accuracies(table: Fields) -> dict[str, float]:
+    """Accuracy in percent by attack, and by eps where there are several."""
+    if len(table.values) > COLUMNS:
+        raise InputError(f"{table.path} holds {len(table.values):,} accuracies, more than {COLUMNS:,}")
+    return table.percents()
+
+
+def margins(row: Fields, of: str, norm: str) -> Margins:
     """One summary of margins."""
-    return Margins(
-        count=row.whole("count") or 0,
-        mean=row.number("mean"),
-        std=row.number("std"),
-        quantiles=row.table("quantiles").numbers(),
-    )
+    quantiles = row.table("quantiles")
+    for key in quantiles.values:
+        if not re.fullmatch(r"[01]|0?\.[0-9]{1,9}|1\.0{1,9}", key):
+            raise InputError(f"{row.path}: {quantiles.prefix}{key} must be a share such as 0.25")
+    return Margins(of, norm, row.count("count") or 0, row.number("mean"), row.number("std"), quantiles.numbers())
 
 
 def _search(report: Fields) -> str:
@@ -100,7 +111,7 @@ def _distance(report: Fields) -> Distance | None:
     row = report.table("distance")
     if not row.values:
         return None
-    return Distance(row.whole("count") or 0, row.number("median"), row.number("rank_correlation"))
+    return Distance(row.count("count") or 0, row.number("median"), row.number("rank_correlation"))
 
 
 def curves(table: Fields) -> dict[str, list[tuple[Radius, float]]]:
@@ -109,7 +120,7 @@ def curves(table: Fields) -> dict[str, list[tuple[Radius, float]]]:
 
 
 def _curve(rows: list[Fields]) -> list[tuple[Radius, float]]:
-    found = [(row, row.number("eps"), row.number("accuracy")) for row in rows]
+    found = [(row, row.number("eps"), row.percent("accuracy")) for row in rows]
     return [
         (Radius(row.text("written", f"{eps:g}"), eps), accuracy)
         for row, eps, accuracy in found

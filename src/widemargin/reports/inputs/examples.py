@@ -1,13 +1,12 @@
 """``examples.jsonl``: one line for each example, as far as it is written."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
-from widemargin.reports.inputs.fields import Fields, read_lines
+from widemargin.reports.inputs.fields import Fields, Lines
 
 EXAMPLES = "examples.jsonl"
 
@@ -38,25 +37,26 @@ class Examples:
 
 def read_examples(path: Path) -> Examples | None:
     """The examples of an evaluation; None without any."""
-    lines, _ = read_lines(path) if path.is_file() else ([], False)
-    return examples_of(path, lines) if lines else None
+    return examples_of(path, Lines(path)) if path.is_file() else None
 
 
-def examples_of(path: Path, lines: Iterable[Mapping[str, Any]]) -> Examples:
-    """Turn the lines into columns."""
-    rows = [Fields(path, line, f"line {number}: ") for number, line in enumerate(lines, start=1)]
-    return Examples(
-        margins=[_finite(row, "margin") for row in rows],
-        distances=[_finite(row, "distance") for row in rows],
-        correct=[_clean_verdict(row) for row in rows],
-        broken_by=[row.text("broken_by") or None for row in rows],
-        broken_at=[row.table("broken_at").words() for row in rows],
-    )
+def examples_of(path: Path, lines: Iterable[Mapping[str, Any]]) -> Examples | None:
+    """Turn the lines, of which one at a time is held, into columns; None without any."""
+    margins, distances, correct, broken_by, broken_at = [], [], [], [], []
+    for number, line in enumerate(lines, start=1):
+        row = Fields(path, line, f"line {number}: ")
+        margins.append(_finite(row, "margin"))
+        distances.append(_finite(row, "distance"))
+        correct.append(_clean_verdict(row))
+        broken_by.append(row.text("broken_by") or None)
+        broken_at.append(row.table("broken_at").words())
+    if not correct:
+        return None
+    return Examples(margins=margins, distances=distances, correct=correct, broken_by=broken_by, broken_at=broken_at)
 
 
 def _finite(row: Fields, key: str) -> float | None:
-    value = None if row.values.get(key) == "nan" else row.number(key)
-    return value if value is not None and math.isfinite(value) else None
+    return None if row.values.get(key) == "nan" else row.number(key)
 
 
 def _clean_verdict(row: Fields) -> bool:

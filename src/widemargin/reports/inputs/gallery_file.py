@@ -1,5 +1,10 @@
-"""``gallery.npz``: a few images, their adversarial twins, and what the model called both."""
+"""``gallery.npz``: a few images, their adversarial twins, and what the model called both.
 
+The sizes that the archive and its arrays claim are checked before anything is inflated, and nothing is unpickled.
+"""
+
+import io
+import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +13,15 @@ from typing import Any
 import numpy as np
 
 from widemargin.errors import InputError
+from widemargin.reports.inputs.fields import MIB
 
 GALLERY = "gallery.npz"
+MOST = 24
+"""So many examples are kept."""
+INFLATED, SIDE = 32 * MIB, 1024
+"""Bytes of an array, and pixels along a side of an image: more is no small picture on a page."""
+CLASSES = ("labels", "predictions", "adversarial_predictions")
+Array = np.ndarray[Any, np.dtype[Any]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -27,31 +39,49 @@ class Gallery:
 
 
 def read_gallery(path: Path) -> Gallery | None:
-    """Read the gallery; None where there is none. Nothing is unpickled."""
+    """Read the gallery; None where there is none."""
     if not path.is_file():
         return None
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+            held = {name.removesuffix(".npy"): archive.getinfo(name) for name in archive.namelist()}
+            wanted = [name for name in ("images", "adversarial", *CLASSES, "attack") if name in held]
+            arrays = {name: _array(archive, held[name]) for name in wanted}
+    except Exception as error:  # zipfile, zlib and numpy fail in many ways on bytes nobody wrote
         raise InputError(f"{path} is not a readable .npz file ({error}); evaluate again, or move it away") from None
     return _gallery(path, arrays)
 
 
-def _gallery(path: Path, arrays: "dict[str, np.ndarray[Any, Any]]") -> Gallery:
-    classes = ("labels", "predictions", "adversarial_predictions")
-    missing = [key for key in ("images", "adversarial", *classes) if key not in arrays]
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """One array, whose header tells the truth about its size."""
+    if member.file_size > INFLATED:
+        raise ValueError(f"{member.filename} has {member.file_size:,} bytes, more than the {INFLATED:,} of a gallery")
+    with archive.open(member) as packed:
+        stream = io.BytesIO(packed.read(INFLATED))
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError(f"{member.filename} is no array of a gallery")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    content = stream.read()
+    if dtype.hasobject or dtype.fields is not None or math.prod(shape) * dtype.itemsize != len(content):
+        raise ValueError(f"{member.filename} claims {shape} {dtype} and has {len(content):,} bytes")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _gallery(path: Path, arrays: dict[str, Array]) -> Gallery:
+    missing = [key for key in ("images", "adversarial", *CLASSES) if key not in arrays]
     if missing:
         raise InputError(f"{path} has no {missing[0]!r}; evaluate again, or move it away")
-    images = arrays["images"]
+    images, adversarial = arrays["images"], arrays["adversarial"]
     fits = images.ndim == 4 and images.dtype == np.uint8 and images.shape[1] in (1, 3)
-    if not fits or arrays["adversarial"].shape != images.shape or arrays["adversarial"].dtype != np.uint8:
+    if not fits or adversarial.shape != images.shape or adversarial.dtype != np.uint8:
         raise InputError(f"{path}: images and adversarial must be (G, 1 or 3, H, W) uint8, got {images.shape}")
-    if any(arrays[key].shape != images.shape[:1] for key in classes):
-        raise InputError(f"{path}: labels and predictions must be ({len(images)},), one for each image")
+    if not all(1 <= side <= SIDE for side in images.shape[2:]):
+        raise InputError(f"{path}: images must have 1 to {SIDE} pixels along each side, got {images.shape}")
+    if any(arrays[key].shape != images.shape[:1] or arrays[key].dtype.kind not in "iu" for key in CLASSES):
+        raise InputError(f"{path}: labels and predictions must be ({len(images)},) whole numbers, one for each image")
     return Gallery(
-        images=images,
-        adversarial=arrays["adversarial"],
-        attack=str(arrays["attack"]) if "attack" in arrays else "",
-        **{key: arrays[key].astype(np.int64) for key in classes},
+        images=images[:MOST].copy(),
+        adversarial=adversarial[:MOST].copy(),
+        attack=str(arrays["attack"])[:80] if arrays.get("attack", images).shape == () else "",
+        **{key: arrays[key][:MOST].astype(np.int64) for key in CLASSES},
     )

@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 
 from widemargin.reports.inputs.evaluation import Evaluation
@@ -13,7 +15,7 @@ def labelled(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> tuple[li
     """The same with their labels set; an evaluation without a name of its own takes its run's."""
     names = unique([run.name for run in runs], [_hints_of_run(run) for run in runs])
     runs = [replace(run, label=name) for run, name in zip(runs, names, strict=True)]
-    owners = [owner(evaluation, runs) for evaluation in evaluations]
+    owners = owners_of(evaluations, runs)
     wanted = [run.label if run else _own_name(e) for run, e in zip(owners, evaluations, strict=True)]
     labels = unique(wanted, [_hints_of_evaluation(evaluation) for evaluation in evaluations])
     taken = {*names, *labels}
@@ -27,24 +29,51 @@ def labelled(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> tuple[li
     ]
 
 
-def owner(evaluation: Evaluation, runs: Sequence[Run]) -> Run | None:
-    """The run that an evaluation judges: the one that holds it, that its target names, or that has its weights."""
-    target = Path(evaluation.target)
-    places = [evaluation.folder.resolve(), *([target.resolve()] if evaluation.target and target.exists() else [])]
-    for run in runs:
-        folder = run.folder.resolve()
-        if any(folder == place or folder in place.parents for place in places):
-            return run
-    same = [run for run in runs if evaluation.checkpoint in run.checksums()] if evaluation.checkpoint else []
-    if same:
-        return same[0]
-    alike = [run for run in runs if any(_ends_with(run.folder, path) for path in (target, target.parent))]
-    return alike[0] if len(alike) == 1 else None
+def owners_of(evaluations: Sequence[Evaluation], runs: Sequence[Run]) -> list[Run | None]:
+    """The run that each evaluation judges: the one that holds it, that its target names, or that has its weights."""
+    places = _Places(runs)
+    return [places.owner(evaluation) for evaluation in evaluations]
 
 
-def _ends_with(folder: Path, path: Path) -> bool:
-    """Whether a path, relative to who knows where, may be this folder."""
-    return bool(path.parts) and folder.resolve().parts[-len(path.parts) :] == path.parts
+class _Places:
+    """Where the runs are, so that ten thousand evaluations find theirs among ten thousand."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        self._at: dict[Path, int] = {}
+        self._named: dict[str, list[int]] = defaultdict(list)
+        for number, run in enumerate(runs):
+            folder = run.folder.resolve()
+            self._at.setdefault(folder, number)
+            self._named[folder.name].append(number)
+
+    @cached_property
+    def _weights(self) -> dict[str, Run]:
+        return {checksum: run for run in reversed(self._runs) for checksum in run.checksums()}
+
+    def owner(self, evaluation: Evaluation) -> Run | None:
+        target = Path(evaluation.target)
+        places = [place for path in (evaluation.folder, target) if (place := _place(path)) is not None]
+        around = [self._at[above] for place in places for above in (place, *place.parents) if above in self._at]
+        if around:
+            return self._runs[min(around)]
+        if evaluation.checkpoint and evaluation.checkpoint in self._weights:
+            return self._weights[evaluation.checkpoint]
+        alike = {number for path in (target, target.parent) for number in self._like(path)}
+        return self._runs[alike.pop()] if len(alike) == 1 else None
+
+    def _like(self, path: Path) -> list[int]:
+        """The runs that a path, relative to who knows where, may be."""
+        tail = path.parts
+        return [n for n in self._named.get(path.name, ()) if self._runs[n].folder.resolve().parts[-len(tail) :] == tail]
+
+
+def _place(path: Path) -> Path | None:
+    """Where a path leads, if it is one: a file may hold any words."""
+    try:
+        return path.resolve() if path.parts and path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
 
 
 def unique(names: Sequence[str], hints: Sequence[Sequence[str]]) -> list[str]:
@@ -62,7 +91,8 @@ def unique(names: Sequence[str], hints: Sequence[Sequence[str]]) -> list[str]:
 
 def _other(name: str, folder: Path, taken: Collection[str]) -> str:
     """The name with as much of the folder as nobody else has; it is not the run of that name that was judged."""
-    return next(label for tail in _tails(folder) if (label := f"{name} · {tail}") not in taken)
+    hints = chain(_tails(folder), map(str, count(2)))
+    return next(label for hint in hints if (label := f"{name} · {hint}") not in taken)
 
 
 def _telling(hints: list[Sequence[str]]) -> list[str]:
@@ -77,7 +107,7 @@ def _own_name(evaluation: Evaluation) -> str:
 
 
 def _hints_of_run(run: Run) -> list[str]:
-    return [f"seed {run.config.get('seed', 0)}", *_tails(run.folder)]
+    return [f"seed {run.seed}", *_tails(run.folder)]
 
 
 def _hints_of_evaluation(evaluation: Evaluation) -> list[str]:

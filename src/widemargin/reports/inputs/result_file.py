@@ -4,11 +4,12 @@ from pathlib import Path
 
 from widemargin.errors import InputError
 from widemargin.reports.inputs.evaluation import Evaluation, Radius
-from widemargin.reports.inputs.evaluation_folder import margins
+from widemargin.reports.inputs.evaluation_folder import accuracies, margins
 from widemargin.reports.inputs.fields import Fields, read_json
-from widemargin.written import Written
 
 RESULT = "result.json"
+NORM = "l2"
+"""Of the margins in the paper's tables."""
 
 
 def read_result(folder: Path) -> Evaluation | None:
@@ -32,16 +33,16 @@ def _evaluation(folder: Path, result: Fields) -> Evaluation:
         name=result.text("recipe"),
         weights=result.text("weights"),
         selection=result.text("selection"),
-        epoch=result.whole("epoch"),
+        epoch=result.count("epoch"),
         data=data.text("name"),
         norm=plan.text("norm", "linf"),
         eps=[_radius(plan)] if plan.values.get("eps") is not None else [],
-        step_size=_number(plan, "step_size"),
+        step_size=plan.size("step_size"),
         seed=result.whole("seed"),
-        attacks=[str(name) for name in plan.list("attacks")],
-        accuracy=result.table("accuracy").numbers(),
-        margins={key: margins(result.table(name)) for key, name in kept.items() if result.values.get(name)},
-        margin_norm="l2",  # what the paper's tables report
+        attacks=plan.texts("attacks"),
+        accuracy=accuracies(result.table("accuracy")),
+        margins=[margins(result.table(name), of, NORM) for of, name in kept.items() if result.values.get(name)],
+        margin_norm=NORM,
         versions=result.table("versions").words(),
         device=result.text("device"),
         seconds={
@@ -55,17 +56,7 @@ def _evaluation(folder: Path, result: Fields) -> Evaluation:
 
 
 def _radius(plan: Fields) -> Radius:
-    value = _number(plan, "eps")
+    value = plan.size("eps")
     if value is None:
         raise InputError(f"{plan.path}: {plan.prefix}eps is missing")
     return Radius(plan.text("eps"), value)
-
-
-def _number(plan: Fields, key: str) -> float | None:
-    """A number that may be written as "8/255"."""
-    if not isinstance(plan.values.get(key), str):
-        return plan.number(key)
-    try:
-        return float(Written(plan.text(key)))
-    except InputError as error:
-        raise InputError(f"{plan.path}: {plan.prefix}{key}: {error}") from None

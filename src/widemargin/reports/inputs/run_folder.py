@@ -1,17 +1,18 @@
 """A run folder: what was asked for (``config.toml``) and what each epoch measured (``metrics.jsonl``)."""
 
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
 from widemargin.reports.inputs.checkpoint_file import read_checksum
-from widemargin.reports.inputs.fields import Fields, read_lines, read_text
+from widemargin.reports.inputs.fields import ENTRIES, LARGEST, MIB, Fields, Lines, attempted, read_text, sound
 
 CONFIG, METRICS = "config.toml", "metrics.jsonl"
+ALARMS = 10_000
 Epoch = Mapping[str, float]
 
 
@@ -34,12 +35,13 @@ class Run:
     """The finite numbers of each epoch measured so far."""
     alarms: Sequence[RunAlarm] = ()
     cut_off: bool = False
+    unread: bool = False
+    """Whether there are metrics that could not be read: then nobody knows how far it is."""
+    planned: int | None = None
+    """How many epochs it is to have."""
+    seed: int = 0
+    data: str = ""
     label: str = ""
-
-    @property
-    def planned(self) -> int | None:
-        """How many epochs it is to have."""
-        return Fields(self.folder / CONFIG, self.config).whole("epochs")
 
     @property
     def done(self) -> int:
@@ -80,32 +82,84 @@ def is_run(folder: Path) -> bool:
     """Whether a folder holds a run: its metrics, or a configuration of ours."""
     if (folder / METRICS).is_file():
         return True
-    return (folder / CONFIG).is_file() and {"epochs", "objective", "optimizer"} <= _read_config(folder).keys()
+    return (folder / CONFIG).is_file() and {"epochs", "objective", "optimizer"} <= read_config(folder).keys()
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path, faults: list[str] | None = None) -> Run:
     """Read what there is of a run."""
-    config = _read_config(folder) if (folder / CONFIG).is_file() else {}
-    lines, cut_off = read_lines(folder / METRICS) if (folder / METRICS).is_file() else ([], False)
-    epochs = [_epoch(folder / METRICS, number, line) for number, line in enumerate(lines, start=1)]
-    alarms = [
-        RunAlarm(int(epoch["epoch"]), alarm)
-        for number, (line, epoch) in enumerate(zip(lines, epochs, strict=True), start=1)
-        for alarm in Fields(folder / METRICS, line, f"line {number}: ").texts("alarms")
-    ]
-    name = Fields(folder / CONFIG, config).text("name", folder.name)
-    return Run(folder=folder, name=name, config=config, epochs=epochs, alarms=alarms, cut_off=cut_off)
+    there = (folder / METRICS).is_file()
+    run = (attempted(_configured, folder, faults) if (folder / CONFIG).is_file() else None) or Run(
+        folder=folder, name=folder.name, config={}, epochs=()
+    )
+    metrics = attempted(_read_metrics, folder / METRICS, faults) if there else _Metrics([], [])
+    if metrics is None:
+        return replace(run, unread=True)
+    return replace(run, epochs=metrics.epochs, alarms=metrics.alarms, cut_off=metrics.cut_off)
+
+
+def _configured(folder: Path) -> Run:
+    """What is asked for, and nothing done yet."""
+    config = read_config(folder)
+    fields = Fields(folder / CONFIG, config)
+    fields.table("evaluation")
+    return Run(
+        folder=folder,
+        name=fields.text("name", folder.name),
+        config=config,
+        epochs=(),
+        planned=fields.count("epochs"),
+        seed=fields.whole("seed") or 0,
+        data=fields.table("data").text("name"),
+    )
+
+
+@dataclass
+class _Metrics:
+    epochs: list[Epoch]
+    alarms: list[RunAlarm]
+    cut_off: bool = False
+
+
+def _read_metrics(path: Path) -> _Metrics:
+    lines, found = Lines(path), _Metrics([], [])
+    for number, line in enumerate(lines, start=1):
+        if number > ENTRIES:
+            raise InputError(f"{path} has more than {ENTRIES:,} lines; is it a metrics file?")
+        epoch = _epoch(path, number, line)
+        alarms = Fields(path, line, f"line {number}: ").texts("alarms")
+        found.epochs.append(epoch)
+        found.alarms += [RunAlarm(int(epoch["epoch"]), alarm) for alarm in alarms]
+        if len(found.alarms) > ALARMS:
+            raise InputError(f"{path} holds more than {ALARMS:,} alarms; was it damaged?")
+    found.cut_off = lines.cut_off
+    return found
 
 
 def _epoch(path: Path, number: int, line: dict[str, Any]) -> Epoch:
-    numbers = {key: float(value) for key, value in line.items() if type(value) in (int, float) and isfinite(value)}
+    """Its numbers; one that no chart could show is left out as a NaN is."""
+    numbers = {
+        sys.intern(key): float(value)
+        for key, value in line.items()
+        if type(value) in (int, float) and abs(value) <= LARGEST and not (_is_share(key) and not 0 <= value <= 100)
+    }
     if "epoch" not in numbers:
         raise InputError(f"{path}: line {number} has no epoch; is it a metrics file?")
     return numbers
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _is_share(key: str) -> bool:
+    return key.endswith(("_clean", "_robust", "_accuracy"))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``config.toml``, whatever it holds."""
+    path = folder / CONFIG
     try:
-        return tomllib.loads(read_text(folder / CONFIG))
+        content: dict[str, Any] = sound(path, tomllib.loads(read_text(path, MIB)))
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{folder / CONFIG} is not valid TOML: {error}") from None
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+    except InputError:
+        raise
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not valid TOML: nested too deeply, or a number too long") from None
+    return content

@@ -1,16 +1,20 @@
 """An evaluation still under way: ``settings.json`` and the shards finished so far, without a ``report.json``."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
 from widemargin.reports.inputs.evaluation import Evaluation, Radius
+from widemargin.reports.inputs.evaluation_folder import COLUMNS
 from widemargin.reports.inputs.examples import examples_of
-from widemargin.reports.inputs.fields import Fields, read_json, read_lines
-from widemargin.written import Written
+from widemargin.reports.inputs.fields import MIB, Fields, Lines, attempted, read_json
 
 SETTINGS, SHARDS = "settings.json", "shards"
+SHARD = 32 * MIB
+KEPT = ("verdicts", "prediction", "label", "margin", "distance", "broken_by", "broken_at")
+Table = Mapping[str, Any]
 
 
 def is_unfinished_evaluation(folder: Path) -> bool:
@@ -27,49 +31,74 @@ def _start(path: Path) -> bytes:
         return b""
 
 
-def read_unfinished(folder: Path) -> Evaluation | None:
+def read_unfinished(folder: Path, faults: list[str] | None = None) -> Evaluation | None:
     """What can be said so far; None where the settings are somebody else's."""
     content = read_json(folder / SETTINGS)
     if not isinstance(content, dict) or not {"attacks", "eps", "norm"} <= content.keys():
         return None
-    settings = Fields(folder / SETTINGS, content)
-    lines = [line for path in sorted((folder / SHARDS).glob("*.jsonl")) for line in _examples(path)]
+    settings, tally = Fields(folder / SETTINGS, content), _Tally()
+    examples = examples_of(folder / SHARDS, tally.counted(_examples(folder / SHARDS, faults)))
     return Evaluation(
         folder=folder,
         file=settings.path,
         finished=False,
         data=settings.text("data"),
-        count=len(lines),
+        count=len(examples) if examples else 0,
         norm=settings.text("norm", "linf"),
         margin_norm=settings.text("norm", "linf"),
         eps=[_radius(settings, value) for value in settings.list("eps")],
         step_size=settings.number("step_size"),
         seed=settings.whole("seed"),
-        shard_size=settings.whole("shard_size"),
-        batch_size=settings.whole("batch_size"),
-        attacks=[str(name) for name in settings.list("attacks")],
-        accuracy=_accuracy(lines),
-        examples=examples_of(folder / SHARDS, lines) if lines else None,
+        shard_size=settings.count("shard_size"),
+        batch_size=settings.count("batch_size"),
+        attacks=settings.texts("attacks"),
+        accuracy=tally.accuracy(),
+        examples=examples,
     )
 
 
-def _examples(path: Path) -> list[dict[str, Any]]:
-    """The lines of a shard that are examples; the first one is a header."""
-    return [line for line in read_lines(path)[0] if isinstance(line.get("verdicts"), dict)]
+def _examples(shards: Path, faults: list[str] | None) -> Iterator[Table]:
+    """The lines of all shards that are examples; the first of each is a header. A damaged shard is left out whole."""
+    for path in sorted(shards.glob("*.jsonl")):
+        yield from attempted(_shard, path, faults) or ()
+
+
+def _shard(path: Path) -> Sequence[Table]:
+    """Its examples, each of which can be shown."""
+    lines = [
+        {key: line[key] for key in KEPT if key in line}
+        for line in Lines(path, SHARD)
+        if isinstance(line.get("verdicts"), dict)
+    ]
+    examples_of(path, lines)
+    return lines
+
+
+class _Tally:
+    """How many examples are right by each verdict, counted in passing."""
+
+    def __init__(self) -> None:
+        self._right: Counter[str] = Counter()
+        self._all: Counter[str] = Counter()
+
+    def counted(self, lines: Iterable[Table]) -> Iterator[Table]:
+        for line in lines:
+            for name, verdict in line["verdicts"].items():
+                self._right[name] += bool(verdict)
+                self._all[name] += 1
+            if len(self._all) > COLUMNS:
+                raise InputError(f"the examples hold more than {COLUMNS:,} kinds of verdicts; were they damaged?")
+            yield line
+
+    def accuracy(self) -> dict[str, float]:
+        return {name: 100.0 * self._right[name] / count for name, count in self._all.items()}
 
 
 def _radius(settings: Fields, value: Any) -> Radius:
     """An eps as it is kept: as written, or as written and as a number."""
     written = value[0] if isinstance(value, list) and value else value
-    try:
-        return Radius(str(written), float(Written(str(written))))
-    except InputError as error:
-        raise InputError(f"{settings.path}: eps: {error}") from None
-
-
-def _accuracy(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    verdicts: dict[str, list[bool]] = {}
-    for line in lines:
-        for name, verdict in line["verdicts"].items():
-            verdicts.setdefault(name, []).append(bool(verdict))
-    return {name: 100.0 * sum(found) / len(found) for name, found in verdicts.items()}
+    one = Fields(settings.path, {"eps": written}, settings.prefix)
+    size = one.size("eps")
+    if size is None:
+        raise InputError(f"{settings.path}: eps has no size; evaluate again")
+    return Radius(one.text("eps"), size)

@@ -9,7 +9,7 @@ from widemargin.reports.charts.stacked import stacked
 from widemargin.reports.inputs.evaluation import Evaluation
 from widemargin.reports.inputs.search import Findings
 from widemargin.reports.measures import attack_title
-from widemargin.reports.page.section import Figure, Section
+from widemargin.reports.page.section import Figure, Section, first
 from widemargin.reports.tables import Entry, Head, TextTable
 
 AUTOATTACK = "autoattack"
@@ -29,11 +29,12 @@ def breakdown(found: Findings) -> Section | None:
     rows = [row for evaluation in found.evaluations for row in breakdowns(evaluation)]
     if not rows:
         return None
+    drawn, left_out = first(rows)
     names = list(dict.fromkeys(name for row in rows for name, _ in row.parts if name not in (WRONG, ROBUST)))
     styles = {WRONG: "part-wrong", ROBUST: "part-right"} | {n: f"part-{i % 4}" for i, n in enumerate(names)}
-    described = "; ".join(f"{row.label}: {_said(row.parts)}" for row in rows)
+    described = "; ".join(f"{row.label}: {_said(row.parts)}" for row in drawn)
     text = Text(id="breakdown", title="What AutoAttack's parts broke", description=described, x="", y="")
-    bars = [(row.label, [(attack_title(name), styles[name], count) for name, count in row.parts]) for row in rows]
+    bars = [(row.label, [(attack_title(name), styles[name], count) for name, count in row.parts]) for row in drawn]
     figure = Figure(picture=stacked(text, bars), title=text.title, caption="Each bar is all images of one evaluation.")
     order = [WRONG, *names, ROBUST]
     table = TextTable(
@@ -45,7 +46,7 @@ def breakdown(found: Findings) -> Section | None:
     return Section(
         id="autoattack",
         title="AutoAttack, part by part",
-        lines=["Each part attacks only the images that all parts before it left right."],
+        lines=["Each part attacks only the images that all parts before it left right.", *left_out],
         figures=[figure],
         tables=[table],
         template="breakdown.html",
@@ -54,9 +55,15 @@ def breakdown(found: Findings) -> Section | None:
 
 
 def breakdowns(evaluation: Evaluation) -> list[Breakdown]:
-    """One for each eps at which AutoAttack ran."""
+    """One for each eps at which AutoAttack ran; none where nobody knows on how many images."""
+    if not _images(evaluation):
+        return []
     suffixes = [name.removeprefix(AUTOATTACK) for name in evaluation.accuracy if _is_whole(name)]
     return [_breakdown(evaluation, suffix) for suffix in suffixes]
+
+
+def _images(evaluation: Evaluation) -> int:
+    return evaluation.count or (len(evaluation.examples) if evaluation.examples else 0)
 
 
 def _is_whole(name: str) -> bool:
@@ -65,12 +72,12 @@ def _is_whole(name: str) -> bool:
 
 def _breakdown(evaluation: Evaluation, suffix: str) -> Breakdown:
     label = f"{evaluation.label}, eps {suffix[1:]}" if suffix else evaluation.label
-    count = evaluation.count or (len(evaluation.examples) if evaluation.examples else 0)
+    count = _images(evaluation)
     clean = evaluation.accuracy.get("clean", 100.0)
     left = round(clean * count / 100)
     parts = [(WRONG, count - left)]
     for name, accuracy in _parts(evaluation, suffix):
-        parts.append((name, left - round(accuracy * count / 100)))
+        parts.append((name, max(0, left - round(accuracy * count / 100))))
         left = round(accuracy * count / 100)
     if len(parts) == 1:
         parts += _from_examples(evaluation, suffix)

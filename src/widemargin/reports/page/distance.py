@@ -5,15 +5,18 @@ from widemargin.reports.charts.scatter import MOST, scatter
 from widemargin.reports.inputs.evaluation import Evaluation
 from widemargin.reports.inputs.search import Findings
 from widemargin.reports.measures import norm_title
-from widemargin.reports.page.section import Figure, Section
+from widemargin.reports.page.section import Figure, Section, first
 from widemargin.reports.tables import Entry, Head, TextTable
 
 
 def distance(found: Findings) -> Section | None:
     """A cloud for each evaluation that measured both."""
+    shown, left_out = first(
+        [e for e in found.evaluations if e.examples is not None and e.examples.margin_and_distance()]
+    )
     figures = [
         _figure(number, evaluation, points, found.color(evaluation.label))
-        for number, evaluation in enumerate(found.evaluations)
+        for number, evaluation in enumerate(shown)
         if (points := evaluation.examples.margin_and_distance() if evaluation.examples else [])
     ]
     measured = [evaluation for evaluation in found.evaluations if evaluation.distance is not None]
@@ -24,7 +27,8 @@ def distance(found: Findings) -> Section | None:
         title="Margin against distance",
         lines=[
             "Each point is a correctly classified image: its effective margin, and the size of the smallest "
-            "adversarial perturbation found. On the dashed line they are equal."
+            "adversarial perturbation found. On the dashed line they are equal.",
+            *left_out,
         ],
         figures=figures,
         tables=[_table(measured)] if measured else [],

@@ -9,7 +9,7 @@ from widemargin.reports.charts.series import Series
 from widemargin.reports.inputs.evaluation import Evaluation
 from widemargin.reports.inputs.search import Findings
 from widemargin.reports.measures import attack_title, norm_title
-from widemargin.reports.page.section import Figure, Section
+from widemargin.reports.page.section import MOST, Figure, Section, first
 from widemargin.reports.tables import Entry, Head, TextTable
 
 Line = tuple[Evaluation, list[tuple[str, float, float]]]
@@ -19,17 +19,18 @@ Line = tuple[Evaluation, list[tuple[str, float, float]]]
 def eps_curves(found: Findings) -> Section | None:
     """A figure for each attack and norm that was run at two sizes or more."""
     groups: dict[tuple[str, str], list[Line]] = {}
-    for evaluation in found.evaluations:
-        for attack in evaluation.curves:
-            line = _line(evaluation, attack)
-            if len(evaluation.curves[attack]) > 1:
-                groups.setdefault((attack, evaluation.norm), []).append((evaluation, line))
+    shown, left_out = first([e for e in found.evaluations if any(len(curve) > 1 for curve in e.curves.values())])
+    for evaluation in shown:
+        for attack, curve in list(evaluation.curves.items())[:MOST]:
+            if len(curve) > 1:
+                groups.setdefault((attack, evaluation.norm), []).append((evaluation, _line(evaluation, attack)))
     if not groups:
         return None
     labels = list(dict.fromkeys(evaluation.label for lines in groups.values() for evaluation, _ in lines))
     return Section(
         id="accuracy-versus-eps",
         title="Accuracy against the size of the attack",
+        lines=left_out,
         legend=[(label, found.color(label)) for label in labels],
         figures=[_figure(number, key, lines, found) for number, (key, lines) in enumerate(groups.items())],
         tables=[_table(norm, groups) for norm in dict.fromkeys(norm for _, norm in groups)],
@@ -80,7 +81,7 @@ def _table(norm: str, groups: Mapping[tuple[str, str], Sequence[Line]]) -> TextT
 
 
 def _number(written: str, value: float) -> str:
-    return f"{value:.4g}" if written != f"{value:g}" else ""
+    return f"{value:.4g}" if "/" in written else ""
 
 
 def _entry(points: Sequence[tuple[str, float, float]], value: float) -> Entry:

@@ -10,17 +10,21 @@ from widemargin.reports.page.training import duration
 from widemargin.reports.tables import Entry, Head, TextTable
 
 Fact = Callable[[Evaluation], str]
+MOST = 100
+"""A table of more columns is none that anybody reads."""
 
 
 def facts(found: Findings) -> Section | None:
     """A column for each evaluation; facts that nobody states are left out."""
     if not found.evaluations:
         return None
-    rows = [(Entry(name), [Entry(fact(e) or "-") for e in found.evaluations]) for name, fact in FACTS.items()]
+    shown = found.evaluations[:MOST]
+    lines = [f"Of the first {MOST} of {len(found.evaluations):,} evaluations."] if len(found.evaluations) > MOST else []
+    rows = [(Entry(name), [Entry(fact(e) or "-") for e in shown]) for name, fact in FACTS.items()]
     stated = [(name, entries) for name, entries in rows if any(entry.text != "-" for entry in entries)]
-    heads = [Head("Fact"), *(Head(evaluation.label) for evaluation in found.evaluations)]
+    heads = [Head("Fact"), *(Head(evaluation.label) for evaluation in shown)]
     table = TextTable(title="What was evaluated, and how", heads=heads, rows=stated, words=True)
-    return Section(id="facts", title="What was evaluated, and how", tables=[table])
+    return Section(id="facts", title="What was evaluated, and how", lines=lines, tables=[table])
 
 
 def _weights(evaluation: Evaluation) -> str:
@@ -35,7 +39,7 @@ def _data(evaluation: Evaluation) -> str:
 
 def _eps(evaluation: Evaluation) -> str:
     return "; ".join(
-        radius.written if radius.written == f"{radius.value:g}" else f"{radius.written} = {radius.value:.6f}"
+        f"{radius.written} = {radius.value:.6f}" if "/" in radius.written else radius.written
         for radius in evaluation.eps
     )
 

@@ -10,9 +10,8 @@ from PIL import Image
 from widemargin.reports.inputs.gallery_file import Bytes, Gallery
 from widemargin.reports.inputs.search import Findings
 from widemargin.reports.measures import attack_title
-from widemargin.reports.page.section import Section
+from widemargin.reports.page.section import Section, first
 
-MOST = 24
 GRAY = 128
 
 
@@ -44,20 +43,25 @@ class Shown:
 
 def gallery(found: Findings) -> Section | None:
     """A gallery for each evaluation that kept images."""
-    shown = [_shown(e.label, e.gallery) for e in found.evaluations if e.gallery is not None and len(e.gallery.images)]
-    if not shown:
+    kept, left_out = first([e for e in found.evaluations if e.gallery is not None and len(e.gallery.images)])
+    if not kept:
         return None
     return Section(
-        id="gallery", title="Examples and their adversarial twins", template="gallery.html", more={"galleries": shown}
+        id="gallery",
+        title="Examples and their adversarial twins",
+        lines=left_out,
+        template="gallery.html",
+        more={"galleries": [_shown(e.label, e.gallery) for e in kept if e.gallery is not None]},
     )
 
 
 def _shown(label: str, found: Gallery) -> Shown:
-    differences = found.adversarial.astype(np.int64) - found.images.astype(np.int64)
+    differences = found.adversarial.astype(np.int16) - found.images.astype(np.int16)
     gain = max(1, (GRAY - 1) // max(1, int(np.abs(differences).max())))
     amplified = np.clip(GRAY + gain * differences, 0, 255).astype(np.uint8)
-    examples = [_example(found, amplified[number], gain, number) for number in range(min(MOST, len(found.images)))]
-    return Shown(label, f"{_attacked(found.attack)}The difference is amplified {gain} times around gray.", examples)
+    examples = [_example(found, amplified[number], gain, number) for number in range(len(found.images))]
+    amplification = f"amplified {gain} times around gray" if gain > 1 else "shown around gray, as large as it is"
+    return Shown(label, f"{_attacked(found.attack)}The difference is {amplification}.", examples)
 
 
 def _attacked(name: str) -> str:
@@ -81,8 +85,8 @@ def _example(found: Gallery, difference: Bytes, gain: int, number: int) -> Examp
             ),
             Picture(
                 _source(difference),
-                f"{name}: the difference, amplified {gain} times",
-                f"difference \N{MULTIPLICATION SIGN}{gain}",
+                f"{name}: the difference" + f", amplified {gain} times" * (gain > 1),
+                "difference" + f" \N{MULTIPLICATION SIGN}{gain}" * (gain > 1),
             ),
         ),
         fooled != label,

@@ -9,16 +9,15 @@ from widemargin.reports.charts.histogram import Sample, histogram
 from widemargin.reports.inputs.evaluation import Evaluation, Margins
 from widemargin.reports.inputs.search import Findings
 from widemargin.reports.measures import margin_places, norm_title
-from widemargin.reports.page.section import Figure, Section
+from widemargin.reports.page.section import Figure, Section, first
 from widemargin.reports.tables import Entry, Head, TextTable
 
 
 def margins_section(found: Findings) -> Section | None:
     """One figure for each norm (margins in different norms do not share an axis), and every summary."""
     figures: list[Figure] = []
-    norms = dict.fromkeys(evaluation.margin_norm for evaluation in found.evaluations)
-    shown = [e for e in found.evaluations if e.examples is not None and e.examples.finite_margins()]
-    for norm in norms:
+    shown, left_out = first([e for e in found.evaluations if e.examples is not None and e.examples.finite_margins()])
+    for norm in dict.fromkeys(evaluation.margin_norm for evaluation in shown):
         members = [evaluation for evaluation in shown if evaluation.margin_norm == norm]
         if members:
             figures.append(_figure(len(figures), members, found))
@@ -28,7 +27,10 @@ def margins_section(found: Findings) -> Section | None:
     return Section(
         id="margins",
         title="Effective margins",
-        lines=["How far the decision boundary is, by the model's own gradient; left of zero: misclassified."],
+        lines=[
+            "How far the decision boundary is, by the model's own gradient; left of zero: misclassified.",
+            *left_out,
+        ],
         legend=[(evaluation.label, found.color(evaluation.label)) for evaluation in shown],
         figures=figures,
         tables=[_table(rows)] if rows else [],
@@ -46,8 +48,8 @@ def _figure(number: int, evaluations: Sequence[Evaluation], found: Findings) -> 
 
 
 def _rows(evaluation: Evaluation) -> list[tuple[Evaluation, str, Margins]]:
-    names = {"correct": "correct", "all": "all", "train": "training, correct"}
-    return [(evaluation, names.get(key, key), margins) for key, margins in evaluation.margins.items()]
+    names = {"train": "training, correct"}
+    return [(evaluation, names.get(margins.of, margins.of), margins) for margins in evaluation.margins]
 
 
 def _table(rows: Sequence[tuple[Evaluation, str, Margins]]) -> TextTable:
@@ -58,8 +60,8 @@ def _table(rows: Sequence[tuple[Evaluation, str, Margins]]) -> TextTable:
         heads=heads,
         rows=[
             (
-                Entry(evaluation.label, f"{which}, {norm_title(evaluation.margin_norm)}"),
-                _entries(evaluation, m, quantiles),
+                Entry(evaluation.label, f"{which}, {norm_title(m.norm)}"),
+                _entries(m, quantiles),
             )
             for evaluation, which, m in rows
         ],
@@ -67,9 +69,9 @@ def _table(rows: Sequence[tuple[Evaluation, str, Margins]]) -> TextTable:
     )
 
 
-def _entries(evaluation: Evaluation, margins: Margins, quantiles: Sequence[str]) -> list[Entry]:
+def _entries(margins: Margins, quantiles: Sequence[str]) -> list[Entry]:
     values = (margins.mean, margins.std, *(margins.quantiles.get(quantile) for quantile in quantiles))
-    places = margin_places(evaluation.margin_norm)
+    places = margin_places(margins.norm)
     numbers = ["-" if value is None else minus(f"{value:.{places}f}") for value in values]
     return [Entry(f"{margins.count:,}"), *map(Entry, numbers)]
 

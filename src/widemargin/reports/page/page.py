@@ -22,7 +22,7 @@ from widemargin.reports.page.sweeps import sweeps
 from widemargin.reports.page.training import training
 from widemargin.reports.results import References, Results
 
-FEW = 3
+FEW, FAULTS = 3, 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ def page(
 ) -> Page:
     """Put the page together; sections without data are left out."""
     sections = [
+        not_shown(found),
         alarms(found),
         results_section(tables),
         breakdown(found),
@@ -78,9 +79,20 @@ def _summary(found: Findings, folders: Sequence[Path]) -> str:
     for things, noun in ((found.runs, "run"), (found.evaluations, "evaluation"), (found.sweeps, "sweep")):
         if things:
             parts.append(counted(len(things), noun))
-    waiting = sum(not run.finished for run in found.runs) + sum(not e.finished for e in found.evaluations)
-    unfinished = f", {waiting} of them unfinished" if waiting else ""
+    waiting = sum(not run.finished and not run.unread for run in found.runs)
+    waiting += sum(not evaluation.finished for evaluation in found.evaluations)
+    unfinished = f", {waiting:,} of them unfinished" if waiting else ""
     return f"{listed(parts)}{unfinished}, from {listed([str(folder) for folder in folders])}."
+
+
+def not_shown(found: Findings) -> Section | None:
+    """The files that could not be shown, and why."""
+    if not found.faults:
+        return None
+    lines = [f"This file could not be shown: {fault}." for fault in found.faults[:FAULTS]]
+    if len(found.faults) > FAULTS:
+        lines.append(f"And {len(found.faults) - FAULTS:,} more could not be shown.")
+    return Section(id="not-shown", title="Files that could not be shown", lines=lines)
 
 
 def html(content: Page, *, date: str, version: str) -> str:

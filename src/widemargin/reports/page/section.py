@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from markupsafe import Markup
 
@@ -31,6 +31,19 @@ class Section:
     commands: Sequence[str] = ()
     template: str = "plain.html"
     more: Mapping[str, Any] = field(default_factory=dict)
+
+
+MOST = 16
+"""More of a kind than these cannot be told apart on one chart."""
+T = TypeVar("T")
+
+
+def first(things: Sequence[T], noun: str = "evaluation") -> tuple[Sequence[T], list[str]]:
+    """Those that figures show, and a line that says so where there are more."""
+    if len(things) <= MOST:
+        return things, []
+    said = f"The figures show the first {MOST} of {len(things):,} {noun}s; give fewer folders to see the others."
+    return things[:MOST], [said]
 
 
 def counted(number: int, noun: str) -> str:

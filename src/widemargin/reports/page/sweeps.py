@@ -1,5 +1,6 @@
 """Sweeps as heat maps: a table whose cells are colored by their number, so it can be read, copied and scrolled."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from widemargin.reports.inputs.search import Findings
@@ -8,6 +9,12 @@ from widemargin.reports.page.section import Section
 from widemargin.reports.tables import Entry, Head, TextTable
 
 LOW, HIGH = (232, 241, 250), (8, 60, 110)
+TILES, PLACES = 2500, 500
+"""A larger grid is no picture any more, and a longer ranking none that anybody reads."""
+
+
+Point = tuple[str, ...]
+"""The values of the grid's settings, in order."""
 
 
 @dataclass(frozen=True)
@@ -38,26 +45,31 @@ def sweeps(found: Findings) -> Section | None:
     return Section(
         id="sweeps",
         title="Sweeps",
-        tables=[_grid(sweep) if len(sweep.grid) <= 2 else _ranking(sweep) for sweep in found.sweeps],
+        tables=[_grid(sweep) if _is_map(sweep) else _ranking(sweep) for sweep in found.sweeps],
         template="sweeps.html",
         more={
-            "maps": [heat_map(sweep) for sweep in found.sweeps if len(sweep.grid) <= 2],
-            "rankings": [_ranking(sweep) for sweep in found.sweeps if len(sweep.grid) > 2],
+            "maps": [heat_map(sweep) for sweep in found.sweeps if _is_map(sweep)],
+            "rankings": [_ranking(sweep) for sweep in found.sweeps if not _is_map(sweep)],
         },
     )
+
+
+def _is_map(sweep: Sweep) -> bool:
+    return len(sweep.grid) <= 2 and sweep.size <= TILES
 
 
 def heat_map(sweep: Sweep) -> HeatMap:
     """The grid with a tile for each point; a point not done is blank."""
     down, across, columns = _sides(sweep)
+    scores = _scores(sweep)
     return HeatMap(
         title=_title(sweep),
-        caption=f"{_scored(sweep)}, %. {len(sweep.points)} of {sweep.size} points are done.",
+        caption=_caption(sweep),
         down=down,
         across=across,
         columns=columns,
         rows=[
-            (value, [_tile(sweep, _point(sweep, value, column)) for column in columns]) for value in sweep.grid[down]
+            (value, [_tile(scores, _point(sweep, value, column)) for column in columns]) for value in sweep.grid[down]
         ],
     )
 
@@ -67,21 +79,24 @@ def _sides(sweep: Sweep) -> tuple[str, str, list[str]]:
     return (down, rest[0], list(sweep.grid[rest[0]])) if rest else (down, "", ["score"])
 
 
-def _point(sweep: Sweep, row: str, column: str) -> dict[str, str]:
-    down, across, _ = _sides(sweep)
-    return {down: row, across: column} if across else {down: row}
+def _caption(sweep: Sweep) -> str:
+    return f"{_scored(sweep)}, %. {len(sweep.points):,} of {sweep.size:,} points are done."
 
 
-def _score(sweep: Sweep, point: dict[str, str]) -> float | None:
-    return next((scored.score for scored in sweep.points if scored.point == point), None)
+def _point(sweep: Sweep, row: str, column: str) -> Point:
+    return (row, column) if len(sweep.grid) > 1 else (row,)
 
 
-def _tile(sweep: Sweep, point: dict[str, str]) -> Tile:
-    score = _score(sweep, point)
+def _scores(sweep: Sweep) -> dict[Point, float]:
+    """By point; of a point that is there twice the first."""
+    return {tuple(scored.point[key] for key in sweep.grid): scored.score for scored in reversed(sweep.points)}
+
+
+def _tile(scores: Mapping[Point, float], point: Point) -> Tile:
+    score = scores.get(point)
     if score is None:
         return Tile("-")
-    scores = [scored.score for scored in sweep.points]
-    low, high = min(scores), max(scores)
+    low, high = min(scores.values()), max(scores.values())
     share = (score - low) / (high - low) if high > low else 0.5
     mixed = [round(a + (b - a) * share) for a, b in zip(LOW, HIGH, strict=True)]
     return Tile(
@@ -106,22 +121,24 @@ def _title(sweep: Sweep) -> str:
 
 def _grid(sweep: Sweep) -> TextTable:
     down, across, columns = _sides(sweep)
+    scores = _scores(sweep)
     heads = [Head(down), *(Head(f"{across} = {column}" if across else column) for column in columns)]
     rows = [
-        (Entry(value), [_entry(_score(sweep, _point(sweep, value, column))) for column in columns])
+        (Entry(value), [_entry(scores.get(_point(sweep, value, column))) for column in columns])
         for value in sweep.grid[down]
     ]
-    return TextTable(title=_title(sweep), heads=heads, rows=rows, notes=[heat_map(sweep).caption])
+    return TextTable(title=_title(sweep), heads=heads, rows=rows, notes=[_caption(sweep)])
 
 
 def _ranking(sweep: Sweep) -> TextTable:
-    best = sorted(sweep.points, key=lambda scored: -scored.score)
+    best = sorted(sweep.points, key=lambda scored: -scored.score)[:PLACES]
     rows = [
         (Entry(str(place)), [*(Entry(scored.point[key]) for key in sweep.grid), _entry(scored.score)])
         for place, scored in enumerate(best, start=1)
     ]
     heads = [Head("Place"), *map(Head, sweep.grid), Head(_scored(sweep), "%")]
-    return TextTable(title=_title(sweep), heads=heads, rows=rows)
+    said = f" The best {PLACES} are listed." if len(sweep.points) > PLACES else ""
+    return TextTable(title=_title(sweep), heads=heads, rows=rows, notes=[_caption(sweep) + said])
 
 
 def _entry(score: float | None) -> Entry:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from widemargin.reports.charts.frame import Text
 from widemargin.reports.charts.lines import line_chart
 from widemargin.reports.charts.series import Series
-from widemargin.reports.inputs.run_folder import Run
+from widemargin.reports.inputs.run_folder import Epoch, Run
 from widemargin.reports.inputs.search import Findings
-from widemargin.reports.page.section import Figure, Section
+from widemargin.reports.page.section import Figure, Section, first
 from widemargin.reports.tables import Entry, Head, TextTable
 
-MOST = 16
-"""More runs than these cannot be told apart on one chart."""
+POINTS = 2000
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,7 @@ def training(found: Findings) -> Section | None:
     """A chart for each thing that any run measured."""
     if not found.runs:
         return None
-    begun = [run for run in found.runs if run.epochs]
-    shown = begun[:MOST]
-    lines = []
-    if len(begun) > len(shown):
-        lines.append(f"The curves show the first {MOST} of {len(begun)} runs; give fewer folders to see the others.")
+    shown, lines = first([run for run in found.runs if run.epochs], "run")
     return Section(
         id="training",
         title="Training",
@@ -70,7 +65,7 @@ def _figure(panel: Panel, runs: Sequence[Run], found: Findings) -> Figure | None
 
 
 def _series(panel: Panel, run: Run, color: int) -> Series:
-    measured = [epoch for epoch in run.epochs if panel.key in epoch]
+    measured = thinned([epoch for epoch in run.epochs if panel.key in epoch])
     whole = bool(panel.spread) and all(panel.spread in epoch for epoch in measured)
     return Series(
         label=run.label,
@@ -78,6 +73,12 @@ def _series(panel: Panel, run: Run, color: int) -> Series:
         points=[(epoch["epoch"], epoch[panel.key]) for epoch in measured],
         spread=[epoch[panel.spread] for epoch in measured] if whole else (),
     )
+
+
+def thinned(epochs: Sequence[Epoch]) -> Sequence[Epoch]:
+    """So many that a line is drawn well, and the last."""
+    step = -(-len(epochs) // POINTS)
+    return epochs if step <= 1 else [*epochs[:-1:step], epochs[-1]]
 
 
 def _table(runs: Sequence[Run]) -> TextTable:
@@ -89,7 +90,7 @@ def _row(run: Run) -> list[Entry]:
     planned = "" if run.planned is None else f" of {run.planned}"
     loss = run.curve("loss")
     return [
-        Entry(f"{run.done}{planned}"),
+        Entry(f"-{planned}" if run.unread else f"{run.done}{planned}"),
         Entry(_state(run)),
         Entry(f"{loss[-1][1]:.4g}" if loss else "-"),
         Entry(duration(run.seconds)),
@@ -100,6 +101,8 @@ def _row(run: Run) -> list[Entry]:
 def _state(run: Run) -> str:
     if run.finished:
         return "finished"
+    if run.unread:
+        return "not known"
     stopped = "unfinished or stopped early" if run.may_stop_early else "unfinished"
     return f"{stopped}, last line cut off" if run.cut_off else stopped
 
