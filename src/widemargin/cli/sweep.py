@@ -19,8 +19,6 @@ from widemargin.errors import InputError
 from widemargin.experiments.grid import Point, Sweep, parse_grid, words
 from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes import find_recipe
-from widemargin.reports.heat_map import heat_map
-from widemargin.reports.style import save_picture
 from widemargin.training import train
 from widemargin.training.log import Line
 
@@ -33,7 +31,7 @@ CHOSEN_ON_TEST = (
 
 def sweep(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or a .toml file.")],
-    out: Annotated[Path, typer.Option(help="Folder for the runs, the heat map and, by default, the shared storage.")],
+    out: Annotated[Path, typer.Option(help="Folder for the runs, sweep.json and, by default, the shared storage.")],
     grid: Annotated[
         list[str],
         typer.Option("--grid", metavar="PATH=VALUE,VALUE", help="Values of one setting; repeat for more settings."),
@@ -132,7 +130,5 @@ def _show(
         console.print(CHOSEN_ON_TEST, highlight=False, soft_wrap=True)
     record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
     write_text_whole(out / "sweep.json", json.dumps(record, indent=2) + "\n")
-    if done and len(grid) <= 2:
-        found = [(point, values["score"]) for point, values in done]
-        save_picture(heat_map(grid, found, title=name, unit=" or ".join(map(_unit, scores))), out / "heat-map.png")
-        console.print(f"heat map: {out / 'heat-map.png'}", highlight=False)
+    if done:
+        console.print(f"as a page: widemargin report {out}", highlight=False, soft_wrap=True)

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from widemargin import randomness
-from widemargin.engine.capturing import CAPTURES
 from widemargin.errors import InputError
 from widemargin.modes import evaluating, frozen
 from widemargin.precision import full_float32
@@ -76,19 +74,17 @@ def part_attack(reference: Any, part: str) -> Any:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no parameter gradients, plain float32; random states and tracer restored after."""
-    with randomness.GLOBAL, CAPTURES:
-        generators = torch.get_rng_state(), np.random.get_state()
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    generators = torch.get_rng_state(), np.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     tracer = sys.gettrace()
     try:
         with evaluating(model), frozen(model), full_float32():
             yield
     finally:
-        with randomness.GLOBAL, CAPTURES:
-            torch.set_rng_state(generators[0])
-            np.random.set_state(generators[1])
-            if cuda is not None:
-                torch.cuda.set_rng_state_all(cuda)
+        torch.set_rng_state(generators[0])
+        np.random.set_state(generators[1])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
         sys.settrace(tracer)
         _clear_dynamic_flag()
 
