@@ -1,8 +1,7 @@
-"""TF32, on purpose: published numbers are plain float32, training may be quicker, and no thread changes another's.
+"""TF32, on purpose: published numbers are plain float32, training may be quicker.
 
-The switches belong to the whole process. Threads that want the same setting run together. A thread that wants the
-other one waits and gives up its own hold meanwhile; otherwise two threads that change over to each other's setting
-would wait for ever.
+The switches belong to the whole process: the block that was entered last decides, and the last one to be left puts
+back what the user had, whichever threads they are in.
 
 Torch has two ways to ask: ``allow_tf32`` with ``set_float32_matmul_precision``, and ``fp32_precision``. The first is
 used unless the user has said something in the second: it cannot be read then, or what it sets is overruled. What an
@@ -30,21 +29,14 @@ _WAYS: dict[tuple[bool, bool], tuple[Switches, Switches]] = {
 @contextmanager
 def full_float32() -> Iterator[None]:
     """Convolutions and matrix products without TF32 inside, the user's settings restored after."""
-    with _held(_WAYS[FULL]):
+    with _switched(_WAYS[FULL]):
         yield
 
 
 @contextmanager
 def allowing_tf32() -> Iterator[None]:
     """Both with TF32 inside."""
-    with _held(_WAYS[TF32]):
-        yield
-
-
-@contextmanager
-def as_the_user_has_it() -> Iterator[None]:
-    """The user's own settings, which nobody changes meanwhile."""
-    with _held(None):
+    with _switched(_WAYS[TF32]):
         yield
 
 
@@ -82,49 +74,28 @@ def products_use_tf32() -> bool:
     return _read()[1] in ("high", "medium", "tf32")
 
 
-_changed = threading.Condition()
-_held_by: dict[int, Switches] = {}
-"""What each thread inside a block has; all the same. While there is none the switches are the user's."""
+_lock = threading.Lock()
+_open: dict[object, Switches] = {}
+"""What each block that somebody is in wants, in the order in which they were entered."""
 _users: Switches = ()
 
 
 @contextmanager
-def _held(wanted: tuple[Switches, Switches] | None) -> Iterator[None]:
-    """The switches as wanted, None for as the user has them, until the block ends."""
-    me = threading.get_ident()
-    with _changed:
-        around = _let_go(me)
-        _take(me, wanted)
+def _switched(ways: tuple[Switches, Switches]) -> Iterator[None]:
+    """The switches as wanted, in the way that the user's own settings are read."""
+    global _users
+    block = object()
+    with _lock:
+        if not _open:
+            _users = _read()
+        _open[block] = ways[isinstance(_users[0], str)]
+        _set(_open[block])
     try:
         yield
     finally:
-        with _changed:
-            _let_go(me)
-            if around is not None:  # the block around this one goes on
-                _take(me, (around, around))
-
-
-def _take(me: int, wanted: tuple[Switches, Switches] | None) -> None:
-    global _users
-    _changed.wait_for(lambda: not _held_by or _resolved(wanted) in _held_by.values())
-    if not _held_by:
-        _users = _read()
-    _held_by[me] = _resolved(wanted)
-    _set(_held_by[me])
-
-
-def _let_go(me: int) -> Switches | None:
-    """Returns what this thread had."""
-    had = _held_by.pop(me, None)
-    if had is not None and not _held_by:
-        _set(_users)
-    _changed.notify_all()
-    return had
-
-
-def _resolved(wanted: tuple[Switches, Switches] | None) -> Switches:
-    """In the way that the user's own settings are read."""
-    return _users if wanted is None else wanted[isinstance(_users[0], str)]
+        with _lock:
+            del _open[block]
+            _set(next(reversed(_open.values()), _users))
 
 
 def _read() -> Switches:

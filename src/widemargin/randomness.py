@@ -7,7 +7,6 @@ for the whole of it, and a process that shares it takes its rows.
 
 import hashlib
 import secrets
-import threading
 from collections.abc import Sequence
 
 import torch
@@ -16,8 +15,6 @@ from torch import Tensor
 from widemargin import shares
 
 _BITS = 63
-GLOBAL = threading.RLock()
-"""Held by whoever lends or restores the global generator: threads have it in common."""
 
 
 def derived_seed(seed: int, purpose: str, *coordinates: int) -> int:

@@ -1,8 +1,9 @@
-"""The TF32 switches of the process: nested, and wanted by several threads at once."""
+"""The TF32 switches of the process: nested, wanted by several threads at once, and put back."""
 
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from torch import nn
 from widemargin import effective_margin
 from widemargin.precision import (
     allowing_tf32,
-    as_the_user_has_it,
     convolutions_use_tf32,
     full_float32,
     products_use_tf32,
@@ -36,99 +36,32 @@ def test_nested_blocks(users):
         assert switches() == (True, True)
         with full_float32():
             assert switches() == (False, False)
-            with full_float32(), as_the_user_has_it():
-                assert switches() == users
+            with full_float32(), allowing_tf32():
+                assert switches() == (True, True)
             assert switches() == (False, False)
         assert switches() == (True, True)
 
 
-def test_threads_that_want_the_same_share_it(users):
-    together = threading.Barrier(3)
-    seen = []
+@pytest.mark.parametrize("outer", [nullcontext, allowing_tf32])
+def test_the_last_thread_to_leave_puts_everything_back(users, outer):
+    """One enters, another enters, the first leaves, the second goes on and leaves."""
+    seen, (second_is_in, first_is_out) = [], (threading.Event(), threading.Event())
 
-    def measure():
+    def second():
         with full_float32():
-            together.wait(timeout=30)  # passes only if all are inside at once
+            second_is_in.set()
+            first_is_out.wait(timeout=30)
             seen.append(switches())
 
-    run_all([measure] * 3)
-    assert seen == [(False, False)] * 3
-
-
-def test_a_thread_that_wants_another_setting_waits(users):
-    inside, leave = threading.Event(), threading.Event()
-    seen = []
-
-    def measure():
+    thread = threading.Thread(target=second)
+    with outer():
         with full_float32():
-            inside.set()
-            leave.wait(timeout=30)
-            seen.append(switches())
-
-    def train():
-        inside.wait(timeout=30)
-        with as_the_user_has_it():
-            seen.append(switches())
-
-    threads = [threading.Thread(target=target) for target in (measure, train)]
-    for thread in threads:
-        thread.start()
-    inside.wait(timeout=30)
-    threads[1].join(timeout=0.1)
-    assert threads[1].is_alive()
-    leave.set()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert seen == [(False, False), users]
-
-
-def test_many_threads_never_see_the_setting_of_another(users):
-    wrong = []
-
-    def change(block, expected):
-        for _ in range(200):
-            with block():
-                if switches() != expected:
-                    wrong.append(expected)
-
-    wanted = [(full_float32, (False, False)), (allowing_tf32, (True, True)), (as_the_user_has_it, users)]
-    run_all([lambda b=block, e=expected: change(b, e) for block, expected in wanted * 2])
-    assert wrong == []
-
-
-def test_threads_that_change_over_inside_a_block_do_not_wait_for_ever(users):
-    together = threading.Barrier(2)
-    seen = []
-
-    def change(outer, inner):
-        with outer():
-            together.wait(timeout=30)
-            with inner():
-                seen.append(switches())
-            seen.append(switches())
-
-    run_all([lambda: change(full_float32, allowing_tf32)] * 2)
-    assert sorted(seen) == [(False, False)] * 2 + [(True, True)] * 2
-
-
-def test_leaving_an_inner_block_does_not_change_what_another_thread_shares(users):
-    shared, left = threading.Event(), threading.Event()
-    seen = []
-
-    def leave():
-        with allowing_tf32():
-            with full_float32():
-                shared.wait(timeout=30)
-            left.set()  # only once the other has left, for the outer block wants another setting
-
-    def measure():
-        with full_float32():
-            shared.set()
-            left.wait(timeout=0.1)
-            seen.append(switches())
-
-    run_all([leave, measure])
-    assert seen == [(False, False)]
+            thread.start()
+            second_is_in.wait(timeout=30)
+        first_is_out.set()
+        thread.join(timeout=60)
+        assert seen == [(False, False)]
+        assert switches() == (users if outer is nullcontext else (True, True))
 
 
 @pytest.fixture
@@ -152,12 +85,13 @@ def test_what_was_said_by_fp32_precision_is_followed_and_put_back(newer, said):
         assert newer() == ("ieee", "ieee")
         with allowing_tf32():
             assert newer() == ("tf32", "tf32")
-            with as_the_user_has_it():
-                assert newer() == said
-                assert convolutions_use_tf32() == (said[0] == "tf32")
-                assert products_use_tf32() == (said[1] == "tf32")
+            assert convolutions_use_tf32()
+            assert products_use_tf32()
         assert newer() == ("ieee", "ieee")
+        assert not products_use_tf32()
     assert newer() == said
+    assert convolutions_use_tf32() == (said[0] == "tf32")
+    assert products_use_tf32() == (said[1] == "tf32")
 
 
 @pytest.mark.parametrize("parent", ["fp32_precision", "cudnn.fp32_precision"])
@@ -227,12 +161,3 @@ def test_a_cpu_computes_in_full_float32_too(part):
         assert owner.fp32_precision == "bf16"
     finally:
         owner.fp32_precision = before
-
-
-def run_all(targets):
-    threads = [threading.Thread(target=target) for target in targets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not any(thread.is_alive() for thread in threads)

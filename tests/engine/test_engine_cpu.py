@@ -1,21 +1,18 @@
 """On the CPU every path of the engine equals eager float32, and what cannot be fast still runs and says so."""
 
-import threading
 import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from engine_cases import HEADS, OBJECTIVES, PENALTIES, SHAPES, gradients, run_of, state_of, trained, weights
+from engine_cases import HEADS, OBJECTIVES, PENALTIES, gradients, run_of, state_of, trained, weights
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._inductor.exc import InductorError
-from torch.utils.flop_counter import FlopCounterMode
 
 from widemargin import ApproximateEMR, ExactEMR, InputError
 from widemargin.attacks import PGD
 from widemargin.engine import FastNetwork, Plan, Twin, forward_flops, make_plan
-from widemargin.engine.flop_count import FlopCount
 from widemargin.engine.folding import FoldedBatchNorm
 from widemargin.errors import WidemarginWarning
 from widemargin.objectives import Standard
@@ -311,17 +308,3 @@ def test_an_objective_of_ones_own_trains_fast_too() -> None:
         warnings.simplefilter("error", WidemarginWarning)
         eager, fast = (trained(config, plan, "cnn", count=3) for plan in (Plan(), FAST))
     assert difference(weights(fast), weights(eager)) < 1e-6
-
-
-@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet"])
-def test_flops_are_those_that_torch_counts_and_no_other_thread_is_counted(model: str) -> None:
-    network = state_of(run_of(model), "cpu", SHAPES[model]).nets.model.eval()
-    x = torch.zeros(1, *SHAPES[model])
-    with FlopCounterMode(display=False) as counter:
-        network(x).sum().backward()
-    with FlopCount() as ours:
-        network(x).sum().backward()
-        other = threading.Thread(target=lambda: network(x))
-        other.start()
-        other.join()
-    assert ours.total == counter.get_total_flops() > 0

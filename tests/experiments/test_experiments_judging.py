@@ -15,8 +15,9 @@ from widemargin.experiments import judging, judgments
 from widemargin.experiments.best import best_rows, block_of
 from widemargin.experiments.cost import cost
 from widemargin.experiments.job import choose_rows, jobs
-from widemargin.experiments.judging import search_for
+from widemargin.experiments.judging import piece_size, search_for
 from widemargin.experiments.judgments import JUDGMENTS, judgment_of
+from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
 from widemargin.recipes import all_recipes
 from widemargin.recipes.tables import all_tables, find_table
 from widemargin.training import setup
@@ -269,3 +270,22 @@ def test_of_several_attacks_the_one_with_most_steps_counts(steps, before):
         "burn_in_attack": replace(config.objective.burn_in_attack, steps=before),
     }
     assert cost(replace(config, objective=replace(config.objective, **attacks))) == (3, config.epochs * (1 + 10))
+
+
+@pytest.mark.parametrize(
+    ("network", "gib", "size"),
+    [
+        (MLPConfig, 8, 10_000),
+        (CNNConfig, 140, 10_000),
+        (CNNConfig, 12, 5000),
+        (ResNet18Config, 140, 2500),
+        (ResNet18Config, 80, 2500),
+        (ResNet18Config, 24, 1250),
+        (ResNet18Config, 8, 312),
+        (WideResNetConfig, 140, None),
+    ],
+)
+def test_a_smaller_gpu_judges_fewer_images_at_once(network, gib, size, monkeypatch):
+    memory = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
+    assert piece_size(network, torch.device("cuda")) == size

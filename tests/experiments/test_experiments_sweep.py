@@ -114,7 +114,7 @@ TINY = [
 ]
 
 
-def test_from_the_command_line_to_the_heat_map(tmp_path, capsys):
+def test_from_the_command_line_to_the_page(tmp_path, capsys):
     command = ["sweep", "demo/emr", "--out", str(tmp_path), "--grid", "emr.weight=0.1,0.3", *TINY]
     command += ["--grid", "emr.projections=1,2"]
     assert run(command) == 0
@@ -122,7 +122,9 @@ def test_from_the_command_line_to_the_heat_map(tmp_path, capsys):
     assert "4 of 4 points" in said
     assert "test, clean, %" in said
     assert "To choose by held-out training images, say --set data.held_out" in said
-    assert (tmp_path / "heat-map.png").read_bytes().startswith(b"\x89PNG")
+    (line,) = (line for line in said.splitlines() if line.startswith("as a page: "))
+    assert run([*line.removeprefix("as a page: widemargin ").split(), "--out", str(tmp_path / "page.html")]) == 0
+    assert "emr.projections" in (tmp_path / "page.html").read_text()
     record = json.loads((tmp_path / "sweep.json").read_text())
     assert len(record["points"]) == 4
     assert {point["results"]["scored"] for point in record["points"]} == {"test_clean"}

@@ -20,7 +20,7 @@ from widemargin.experiments import worker as worker_module
 from widemargin.experiments.job import choose_rows, jobs
 from widemargin.experiments.task import Means, Task
 from widemargin.experiments.task_process import describe
-from widemargin.experiments.workers import _next_group, work_together
+from widemargin.experiments.workers import work_together
 from widemargin.recipes.tables import find_table
 
 PRETENDING = Path(__file__).with_name("pretending_task.py")
@@ -35,21 +35,16 @@ class Crew:
         table = find_table(name)
         self.tasks = [Task(job) for job in jobs(table, choose_rows(table, rows), [0], out, is_quick=True)]
 
-    def describe(self, tasks, lanes):
-        names = [task.job.row.recipe.name.split("/")[1] for task in tasks]
-        told = [
-            {"do": self.told.get(name, "finish"), "name": name, "folder": str(task.job.folder)}
-            for name, task in zip(names, tasks, strict=True)
-        ]
-        return json.dumps({"tasks": told, "lanes": lanes, "journal": str(self.out / "journal")})
+    def describe(self, task):
+        name = task.job.row.recipe.name.split("/")[1]
+        told = {"do": self.told.get(name, "finish"), "name": name, "folder": str(task.job.folder)}
+        return json.dumps(told | {"journal": str(self.out / "journal")})
 
-    def work(self, workers=2, seconds=math.inf, lanes=1, **told):
+    def work(self, workers=2, seconds=math.inf, **told):
         self.told = {name.replace("_", "-"): what for name, what in told.items()}
         console = Console(file=self.said, width=200)
         deadline = time.monotonic() + seconds
-        return work_together(
-            self.tasks, self.describe, workers=workers, lanes=lambda task: lanes, deadline=deadline, console=console
-        )
+        return work_together(self.tasks, self.describe, workers=workers, deadline=deadline, console=console)
 
     @property
     def journal(self):
@@ -98,11 +93,10 @@ def test_never_more_than_so_many_at_a_time(crew):
 SHARING = ("at-wd0.0005", "at-emr", "at-wd0.0005-averaged", "at-emr-averaged")
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
-def test_jobs_that_share_a_run_are_done_one_after_the_other(tmp_path, monkeypatch, lanes):
+def test_jobs_that_share_a_run_are_done_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.setattr(worker_module, "PROGRAM", (str(PRETENDING),))
     crew = Crew(tmp_path, "resnet18-emr", SHARING)
-    assert crew.work(workers=4, lanes=lanes) == []
+    assert crew.work(workers=4) == []
     assert crew.done == list(SHARING)
     under_way = set()
     for line in crew.journal:
@@ -173,106 +167,10 @@ def test_an_interrupt_stops_all(crew):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_lanes_share_a_process_and_their_lines_are_told_apart(crew):
-    failures = crew.work(workers=4, lanes=3, at_emr="crash", st_emr="say nothing")
-    assert {failure.label: failure.why for failure in failures} == {
-        "mnist-mlp/at-emr, seed 0": "RuntimeError: the device is on fire",
-        "mnist-mlp/st-emr, seed 0": "a word from the process",
-    }
-    processes = [line.split()[2] for line in crew.journal if line.startswith("begins")]
-    assert sorted(processes.count(process) for process in set(processes)) == [1, 3]
-    (emr, at, st) = (crew.tasks[number].job.folder / "output.txt" for number in (3, 2, 0))
-    assert "on fire" in emr.read_text()
-    assert at.read_text() == "begins\na line of progress\n"  # it came later
-    assert st.read_text() == "a line of progress\n"
-
-
-def test_a_free_lane_takes_the_next(crew):
-    assert crew.work(workers=2, lanes=2) == []
-    assert crew.done == list(ROWS)
-    assert len({line.split()[2] for line in crew.journal}) == 1
-
-
-def test_what_a_process_that_died_never_came_to_goes_to_another(crew):
-    failures = crew.work(workers=2, lanes=2, at_emr="die", st_emr="die")
-    assert [failure.why for failure in failures] == ["killed by SIGKILL"] * 2
-    assert crew.done == ["st-wd0.01", "at-wd0.01"]
-    assert len({line.split()[2] for line in crew.journal}) == 2
-
-
-def test_lanes_that_crashed_leave_the_rest_to_another_process(crew):
-    failures = crew.work(workers=2, lanes=2, at_emr="crash", st_emr="crash")
-    assert [failure.why for failure in failures] == ["RuntimeError: the device is on fire"] * 2
-    assert crew.done == ["st-wd0.01", "at-wd0.01"]
-
-
-def test_a_lane_that_crashed_has_failed_for_its_own_reason_whatever_becomes_of_the_process(crew):
-    failures = crew.work(workers=4, lanes=4, at_emr="crash", **{"st_wd0.01": "say nothing", "at_wd0.01": "die"})
-    assert {failure.label.split("/")[1]: failure.why for failure in failures} == {
-        "at-emr, seed 0": "RuntimeError: the device is on fire",
-        "st-wd0.01, seed 0": "killed by SIGKILL",
-        "at-wd0.01, seed 0": "killed by SIGKILL",
-    }
-    assert crew.said.getvalue().count("a word from the process") == 1
-    assert "a word" in (crew.tasks[0].job.folder / "output.txt").read_text()
-
-
-def test_a_lane_that_crashed_has_failed_though_the_process_was_killed_at_the_deadline(crew, monkeypatch):
-    monkeypatch.setattr(worker_module, "PATIENCE", 0.2)
-    (failure,) = crew.work(workers=4, lanes=4, seconds=1.0, at_emr="crash", st_emr="stubborn")
-    assert failure.label == "mnist-mlp/at-emr, seed 0"
-    assert failure.why == "RuntimeError: the device is on fire"
-
-
-@pytest.mark.parametrize(
-    ("workers", "large", "small", "groups"),
-    [
-        (8, 0, 48, [(48, 8)]),
-        (16, 0, 48, [(24, 8), (24, 8)]),
-        (12, 0, 48, [(32, 8), (16, 4)]),
-        (8, 6, 48, [(12, 2)]),
-        (8, 0, 3, [(3, 3)]),
-        (8, 7, 5, [(1, 1)]),
-    ],
-)
-def test_a_process_gets_the_share_of_its_lanes(workers, large, small, groups):
-    waiting, found, free = list(range(small)), [], workers - large
-    while waiting and free:
-        group, lanes = _next_group(waiting, lambda task: 8, free, workers - sum(n for _, n in found if n > 1))
-        found.append((len(group), lanes))
-        free -= lanes
-        assert len(set(group)) == len(group)
-        waiting = [task for task in waiting if task not in group]
-    assert found == groups
-
-
-def test_a_process_that_dies_before_anything_begins_has_failed_in_all_of_it(crew, monkeypatch):
+def test_a_process_that_dies_before_its_task_begins_has_failed(crew, monkeypatch):
     monkeypatch.setattr(worker_module, "PROGRAM", ("-c", "raise SystemExit('no such device')"))
-    failures = crew.work(workers=2, lanes=2)
+    failures = crew.work(workers=2)
     assert [failure.why for failure in failures] == ["no such device"] * len(ROWS)
-    assert crew.said.getvalue().count("\nno such device") == 1
-
-
-def test_never_more_than_so_many_at_a_time_in_lanes(crew):
-    assert crew.work(workers=3, lanes=2) == []
-    assert crew.done == list(ROWS)
-    running = 0
-    for line in crew.journal:
-        running += 1 if line.startswith("begins") else -1
-        assert running <= 3
-
-
-def test_a_lane_that_crashed_before_the_deadline_has_failed(crew):
-    (failure,) = crew.work(workers=4, lanes=4, seconds=1.0, at_emr="crash", st_emr="wait")
-    assert failure.label == "mnist-mlp/at-emr, seed 0"
-    assert failure.why == "RuntimeError: the device is on fire"
-    assert "mnist-mlp/st-emr, seed 0: stopped; it can go on" in crew.said.getvalue()
-
-
-def test_lanes_are_asked_to_stop_together(crew):
-    assert crew.work(workers=4, lanes=4, seconds=1.0, **dict.fromkeys(("at_emr", "st_emr"), "wait")) == []
-    assert crew.said.getvalue().count("stopped; it can go on") == 2
-    assert crew.done == ["st-wd0.01", "at-wd0.01"]
 
 
 COMMAND = ("reproduce", "table1", "--quick", "--device", "cpu", "--workers", "2")
@@ -297,22 +195,14 @@ def test_real_rows_one_of_which_cannot_work(tmp_path, capsys):
     assert "- / 97.50" in rows[1]
 
 
-def test_real_rows_in_lanes_are_those_of_processes(tmp_path, capsys, monkeypatch):
+def test_real_rows_of_workers_are_those_of_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    rows = ("--rows", "st-wd0.001,st-lsoftmax-wd0.001,at-wd0.001", "--workers", "3")
-    broken = tmp_path / "lanes" / "mnist-mlp-at-wd0.001" / "seed-0" / "run"
-    broken.mkdir(parents=True)
-    (broken / "something").write_text("of somebody else")
-    assert run([*COMMAND, *rows, "--lanes", "3", "--out", str(tmp_path / "lanes")]) == 1
-    said = capsys.readouterr().err
-    assert "mnist-mlp/st-wd0.001, seed 0: epoch 2/2" in said
-    assert said.count("is not empty and holds no config.toml") == 3
-    (broken / "something").unlink()
-    assert run([*COMMAND, *rows, "--lanes", "3", "--out", str(tmp_path / "lanes")]) == 0
-    assert run([*COMMAND, *rows, "--lanes", "1", "--out", str(tmp_path / "processes")]) == 0
-    for row in ("st-wd0.001", "st-lsoftmax-wd0.001", "at-wd0.001"):
-        inside = Path(f"mnist-mlp-{row}") / "seed-0"
-        one, other = (tmp_path / kind / inside for kind in ("lanes", "processes"))
+    rows = ("st-wd0.001", "at-wd0.001")
+    for workers in ("1", "2"):
+        out = str(tmp_path / workers)
+        assert run([*COMMAND, "--rows", ",".join(rows), "--workers", workers, "--out", out]) == 0
+    for row in rows:
+        one, other = (tmp_path / workers / f"mnist-mlp-{row}" / "seed-0" for workers in ("1", "2"))
         results = [json.loads((folder / "result.json").read_text()) for folder in (one, other)]
         for name in ("accuracy", "margin_train", "margin_test", "histograms"):
             assert results[0][name] == results[1][name]
@@ -354,7 +244,7 @@ def test_a_child_whose_parent_is_gone_stops(tmp_path):
     table = find_table("table1")
     (job,) = jobs(table, choose_rows(table, ["at-emr"]), [0], tmp_path, is_quick=True)
     means = Means(data_dir=None, device="cpu", workers=2)
-    told = describe([Task(job)], 1, means=means, out=tmp_path)
+    told = describe(Task(job), means=means, out=tmp_path)
     child = subprocess.Popen(
         [sys.executable, "-m", "widemargin.experiments.task_process", told],
         stdin=subprocess.PIPE,
@@ -384,7 +274,6 @@ def children_in(folder: Path) -> list[str]:
     ("arguments", "message"),
     [
         (["--workers", "0"], "--workers must be at least 1, got 0"),
-        (["--workers", "2", "--lanes", "3"], "--lanes must be from 1 to --workers, which is 2; got 3"),
         (["--judge-with", "guessing"], "--judge-with: 'guessing' is unknown; known are autoattack, distance"),
         (["--judge-rows", "best"], "--judge-rows has no effect without --judge-with"),
         (["--judge-with", "autoattack", "--judge-rows", "nope"], "--judge-rows: 'nope' is not in this table"),
@@ -410,15 +299,15 @@ def waiting_worker(task, monkeypatch, program, **options):
             ready.set()
 
     monkeypatch.setattr(worker_module, "PROGRAM", ("-c", program))
-    worker = worker_module.Worker([task], "", say, **{"threads": 1} | options)
+    worker = worker_module.Worker(task, "", say, **{"threads": 1} | options)
     assert ready.wait(60)
     return worker, said
 
 
-def outcome_of(worker):
+def failure_of(worker):
     worker._process.wait(60)
     assert worker.ended
-    return worker.outcome()
+    return worker.failure()
 
 
 WAITING = "print('ready', flush=True); sys.stdin.read()"
@@ -426,20 +315,19 @@ ENDS = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({}
 
 
 @pytest.mark.parametrize(
-    ("program", "whys"),
+    ("program", "why"),
     [
-        (f"import sys; {WAITING}", []),  # it dies of the signal, as training does when its checkpoint is written
-        (ENDS.format("0"), []),
-        (ENDS.format("'the disk is full'"), ["the disk is full"]),
+        (f"import sys; {WAITING}", None),  # it dies of the signal, as training does when its checkpoint is written
+        (ENDS.format("0"), None),
+        (ENDS.format("'the disk is full'"), "the disk is full"),
     ],
     ids=["dies of it", "ends", "crashes"],
 )
-def test_a_process_alone_that_crashes_as_it_is_asked_to_stop_has_failed(crew, monkeypatch, program, whys):
+def test_a_process_that_crashes_as_it_is_asked_to_stop_has_failed(crew, monkeypatch, program, why):
     worker, _ = waiting_worker(crew.tasks[0], monkeypatch, program)
     worker.ask_to_stop()
-    outcome = outcome_of(worker)
-    assert [failure.why for failure in outcome.failures] == whys
-    assert outcome.left_over == []
+    failure = failure_of(worker)
+    assert (failure and failure.why) == why
 
 
 @pytest.mark.parametrize(("users", "threads"), [("7", "7"), (None, "3")])
@@ -449,7 +337,7 @@ def test_how_many_threads_a_process_has_is_the_users_to_say(crew, monkeypatch, u
         monkeypatch.setenv("OMP_NUM_THREADS", users)
     program = "import os; print(os.environ['OMP_NUM_THREADS'], flush=True); print('ready')"
     worker, said = waiting_worker(crew.tasks[0], monkeypatch, program, threads=3)
-    outcome_of(worker)
+    failure_of(worker)
     assert said == [threads, "ready"]
 
 

@@ -1,13 +1,11 @@
 """What happens around a captured step, on the CPU: a graph that runs its step again in place of one that replays it."""
 
-import threading
-
 import pytest
 import torch
 
 from widemargin.config_files import with_overrides
 from widemargin.data import Batch, Batches, CropFlip, ImageSet, NoAugmentation
-from widemargin.engine import Plan, turns
+from widemargin.engine import Plan
 from widemargin.recipes import find_recipe
 from widemargin.training import Moment, graphed
 from widemargin.training.graphed import Factor, GraphedSteps
@@ -116,23 +114,3 @@ def test_a_factor_is_the_last_that_was_set():
     for value in (0.0, 0.3, 0.3, 0.0, 2.0):
         factor.set_to(value)
         assert float(factor.tensor) == pytest.approx(value)
-
-
-@pytest.mark.parametrize(("compiler", "turn"), [(None, "calling"), ("eager", "tracing")])
-def test_a_step_has_its_turn_until_it_is_captured(compiler, turn):
-    """A replay needs none, so that nobody waits for those who trace."""
-    config, data = small(), noise(8)
-    state = make_state(config, data)
-
-    class Watched(Repeated):
-        def _step(self, kind):
-            me = threading.get_ident()
-            held.append("tracing" if me in turns._tracer else "calling" if me in turns._callers else "none")
-            super()._step(kind)
-
-    held = []
-    steps = Watched(state, state.nets, config, Plan(compiler=compiler))
-    (batch,) = Batches(data=data, batch_size=8, seed=0).epoch(0)
-    for number in range(6):
-        steps(batch, Moment(seed=0, epoch=0, step=number, steps_per_epoch=10))
-    assert held == [turn] * graphed.WARM_UP + ["none"] * 3

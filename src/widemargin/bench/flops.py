@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from widemargin.attacks import FGSM, PGD
 from widemargin.config import RunConfig
 from widemargin.engine import forward_flops
-from widemargin.engine.flop_count import FlopCount
 from widemargin.errors import InputError
 from widemargin.modes import evaluating
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
@@ -77,10 +77,10 @@ def network_work(model: nn.Module, image_shape: tuple[int, ...]) -> Work:
     network = copy.deepcopy(model)
     device = next(network.parameters()).device
     forward = forward_flops(network, image_shape, device)
-    counter = FlopCount()
+    counter = FlopCounterMode(display=False)
     with counter, evaluating(network):
         network(torch.zeros(1, *image_shape, device=device)).sum().backward()
-    return Work(forward=forward, first=3 * forward - counter.total)
+    return Work(forward=forward, first=3 * forward - counter.get_total_flops())
 
 
 def step_passes(config: RunConfig, num_classes: int) -> dict[str, Passes]:

@@ -1,5 +1,6 @@
 """One case measured: time, arithmetic, ceilings, memory, the penalty's share, and the loop by hand, all in one run."""
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from widemargin.bench.progress import Phases
 from widemargin.bench.timing import Clock, Timing, interleaved
 from widemargin.bench.variants import Variant, engine_variant, naive_variant, plan_of
 from widemargin.engine import Plan
-from widemargin.precision import allowing_tf32, as_the_user_has_it
+from widemargin.precision import allowing_tf32
 from widemargin.training.setup import make_state
 
 
@@ -164,7 +165,7 @@ def _arithmetic(case: Case, plan: Plan, clock: Clock) -> _Arithmetic:
     works = {name: network_work(net, data.image_shape) for name, net in nets.items()}
     flops = case.batch_size * sum(work.of(passes[name]) for name, work in works.items())
     shapes = dominant_convolutions(nets["model"], data.image_shape)
-    with allowing_tf32() if plan.tf32 else as_the_user_has_it():
+    with allowing_tf32() if plan.tf32 else nullcontext():
         convolutions = convolution_ceiling(shapes, passes["model"], case.batch_size, plan, clock)
         matrix = matrix_ceiling(plan, clock)
     return _Arithmetic(flops, works["model"].forward, matrix, convolutions)

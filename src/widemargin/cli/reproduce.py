@@ -15,7 +15,6 @@ from widemargin.cli.arguments import DataDir, Device, seconds
 from widemargin.cli.reproduce_wanted import BEST, Part, all_jobs, find_later, find_parts
 from widemargin.errors import InputError
 from widemargin.experiments.judgments import JUDGMENTS
-from widemargin.experiments.lanes import lanes_for
 from widemargin.experiments.quick import SUMMARY
 from widemargin.experiments.reproduce import reproduce as run_tasks
 from widemargin.experiments.task import Means, Task
@@ -28,17 +27,9 @@ from widemargin.reports.collection.table_text import head
 from widemargin.reports.comparison import Cell, compare, markdown
 from widemargin.reports.later import later_line
 from widemargin.screen import console_for, say, show_table
-from widemargin.training.setup import choose_device
 
 FAILED = 1
 
-Lanes = Annotated[
-    int | None,
-    typer.Option(
-        help="Jobs per process, each in its own thread and CUDA stream.",
-        show_default="1; several of small networks on a GPU",
-    ),
-]
 JudgeWith = Annotated[
     str | None,
     typer.Option(
@@ -68,7 +59,6 @@ def reproduce(
         str | None, typer.Option(help="Stop with a checkpoint after 25m, 1h30m, ...", show_default=False)
     ] = None,
     workers: Annotated[int, typer.Option(help="Jobs (a row with a seed) to run at the same time.")] = 1,
-    lanes: Lanes = None,
     judge_with: JudgeWith = None,
     judge_rows: JudgeRows = None,
     data_dir: DataDir = None,
@@ -82,12 +72,13 @@ def reproduce(
     parts = find_parts(table, rows, seeds, out, is_quick=quick)
     later = find_later(parts, judge_with, judge_rows)
     deadline = time.monotonic() + seconds("--max-time", max_time)
-    _check_workers(workers, lanes)
+    if workers < 1:
+        raise InputError(f"--workers must be at least 1, got {workers}")
     make_folder(out)
     console = console_for(stderr=True)
     if quick:
         say(console, f"quick: {SUMMARY}; the numbers mean nothing")
-    crew = Crew(out, Means(data_dir=data_dir, device=device, workers=workers), lanes, deadline, console)
+    crew = Crew(out, Means(data_dir=data_dir, device=device, workers=workers), deadline, console)
     tasks = [Task(job) for job in all_jobs(parts)]
     failures = crew.do(tasks)
     if all(task.done for task in tasks):
@@ -106,7 +97,6 @@ class Crew:
 
     out: Path
     means: Means
-    lanes: int | None
     deadline: float
     console: Console
 
@@ -115,22 +105,9 @@ class Crew:
         if self.means.workers == 1:
             run_tasks(tasks, self.means, deadline=self.deadline, console=self.console)
             return []
-        gpu = choose_device(self.means.device).type == "cuda"
-        return work_together(
-            tasks,
-            partial(describe, means=self.means, out=self.out),
-            workers=self.means.workers,
-            lanes=partial(lanes_for, asked=self.lanes, gpu=gpu),
-            deadline=self.deadline,
-            console=self.console,
-        )
-
-
-def _check_workers(workers: int, lanes: int | None) -> None:
-    if workers < 1:
-        raise InputError(f"--workers must be at least 1, got {workers}")
-    if lanes is not None and not 1 <= lanes <= workers:
-        raise InputError(f"--lanes must be from 1 to --workers, which is {workers}; got {lanes}")
+        told = partial(describe, means=self.means, out=self.out)
+        workers = self.means.workers
+        return work_together(tasks, told, workers=workers, deadline=self.deadline, console=self.console)
 
 
 def _report(part: Part, path: Path, judgments: Sequence[str], quick: bool) -> None:

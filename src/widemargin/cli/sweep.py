@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +18,6 @@ from widemargin.errors import InputError
 from widemargin.experiments.grid import Point, Sweep, parse_grid, words
 from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes import find_recipe
-from widemargin.reports.heat_map import heat_map
-from widemargin.reports.style import save_picture
 from widemargin.screen import console_for, say, show_table
 from widemargin.training import train
 from widemargin.training.log import Line
@@ -33,7 +32,7 @@ CHOSEN_ON_TEST = (
 
 def sweep(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or a .toml file.")],
-    out: Annotated[Path, typer.Option(help="Folder for the runs, the heat map and, by default, the shared storage.")],
+    out: Annotated[Path, typer.Option(help="Folder for the runs, sweep.json and, by default, the shared storage.")],
     grid: Annotated[
         list[str],
         typer.Option("--grid", metavar="PATH=VALUE,VALUE", help="Values of one setting; repeat for more settings."),
@@ -134,7 +133,5 @@ def _show(
         say(console, CHOSEN_ON_TEST)
     record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
     write_text_whole(out / "sweep.json", json.dumps(record, indent=2) + "\n")
-    if done and len(grid) <= 2:
-        found = [(point, values["score"]) for point, values in done]
-        save_picture(heat_map(grid, found, title=name, unit=" or ".join(map(_unit, scores))), out / "heat-map.png")
-        say(console, f"heat map: {out / 'heat-map.png'}")
+    if done:
+        say(console, f"as a page: widemargin report {shlex.quote(str(out))}")

@@ -1,17 +1,12 @@
-"""Which kernels a step gets: with TF32 or without, and the fastest that cuDNN finds; for nobody else in the process."""
+"""Which kernels a step gets: with TF32 or without, and the fastest that cuDNN finds; the user's settings come back."""
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from widemargin.engine.plan import Plan
-from widemargin.precision import allowing_tf32, as_the_user_has_it
-
-_lock = threading.Lock()
-_searching: list[tuple[bool, int]] = []
-"""The user's settings, once for each block that is open."""
+from widemargin.precision import allowing_tf32
 
 
 @contextmanager
@@ -20,7 +15,7 @@ def choosing_kernels(plan: Plan, device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with allowing_tf32() if plan.tf32 else as_the_user_has_it(), searching_kernels(plan.tuned):
+    with allowing_tf32() if plan.tf32 else nullcontext(), searching_kernels(plan.tuned):
         yield
 
 
@@ -31,13 +26,9 @@ def searching_kernels(wanted: bool) -> Iterator[None]:
         yield
         return
     cudnn = torch.backends.cudnn
-    with _lock:
-        _searching.append(_searching[0] if _searching else (cudnn.benchmark, cudnn.benchmark_limit))
-        cudnn.benchmark, cudnn.benchmark_limit = True, 0  # all kernels, not the first ten
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = True, 0  # all kernels, not the first ten
     try:
         yield
     finally:
-        with _lock:
-            before = _searching.pop()
-            if not _searching:
-                cudnn.benchmark, cudnn.benchmark_limit = before
+        cudnn.benchmark, cudnn.benchmark_limit = before

@@ -1,8 +1,7 @@
 """How far a program may run ahead of its GPU.
 
-Launching a captured step takes microseconds, so without this a thread queues seconds of work. Whatever waits for the
-whole device then waits for all of it: loading a kernel that was not used before, or freeing memory, in any thread of
-the process.
+Launching a captured step takes microseconds, so without this a program queues seconds of work. Whatever waits for the
+GPU then waits for all of it: a checkpoint at a signal or at the end of the time, for one.
 """
 
 import torch

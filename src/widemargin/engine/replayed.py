@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widemargin.engine.capturing import capturing, wait_for_device
+from widemargin.engine.capturing import capturing
 
 Function = Callable[..., Tensor]
 CALLS = 10
-"""Calls with a shape before one is captured: a capture makes everybody on the GPU wait, and must be worth it."""
+"""Calls with a shape before one is captured: a capture makes the GPU wait, and must be worth it."""
 
 
 class Replayed:
@@ -54,6 +54,6 @@ class Replayed:
                 result = self._function(*places)
         except RuntimeError:
             self._captures = False
-            wait_for_device(inputs[0].device)
+            torch.cuda.synchronize(inputs[0].device)
             return None
         return graph, places, result

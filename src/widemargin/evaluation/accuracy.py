@@ -5,10 +5,8 @@ faster. For our own networks, whose work is the same for every batch, a GPU repl
 (``engine.Replayed``): the same images, without the launches.
 """
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +25,6 @@ from widemargin.types import Attack
 Advance = Callable[[int], None]
 OnBatch = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 """Of images, labels and random numbers."""
-HELD = 2**25
-"""Numbers in the images that a search with TF32 finds before they are judged, such as all test images of CIFAR-10:
-threads that change over to TF32 and back wait for each other."""
 ALONE = Processes()
 
 
@@ -65,17 +60,16 @@ def verdicts(
     With ``tf32`` the attack searches in TF32 on a GPU; what it finds is judged in float32 all the same.
     """
     find = _finder(model, attack, tf32=tf32)
-    together = max(1, HELD // (batch_size * math.prod(data.image_shape))) if tf32 else 1
     parts: dict[int, Tensor] = {}
     with full_float32(), group.agreeing():
-        mine = ((n, x, y) for n, (x, y) in enumerate(in_order(data, batch_size)) if group.mine(n))
-        while batches := list(islice(mine, together)):
+        for number, (x, y) in enumerate(in_order(data, batch_size)):
+            if not group.mine(number):
+                continue
             with allowing_tf32() if tf32 else nullcontext():
-                moved = [find(x, y, randomness.derived(seed, "evaluate", number)) for number, x, y in batches]
-            for (number, _, y), x_adv in zip(batches, moved, strict=True):
-                parts[number] = classified(model, x_adv, y)
-                if advance is not None:
-                    advance(len(y))
+                x_adv = find(x, y, randomness.derived(seed, "evaluate", number))
+            parts[number] = classified(model, x_adv, y)
+            if advance is not None:
+                advance(len(y))
     found = group.together({number: part.cpu() for number, part in parts.items()})
     return torch.cat(list(found.values()))
 

@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from widemargin import randomness
-from widemargin.engine.capturing import CAPTURES
 from widemargin.errors import InputError
 from widemargin.modes import evaluating, frozen
 from widemargin.precision import default_type, full_float32, no_autocast
@@ -122,19 +120,17 @@ def finite(x_adv: Tensor, x: Tensor) -> Tensor:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no parameter gradients, float32 (no TF32, no autocast); random states and tracer restored."""
-    with randomness.GLOBAL, CAPTURES:
-        generators = torch.get_rng_state(), np.random.get_state()
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    generators = torch.get_rng_state(), np.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     tracer = sys.gettrace()
     try:
         with evaluating(model), frozen(model), full_float32(), no_autocast(), default_type(torch.float32):
             yield
     finally:
-        with randomness.GLOBAL, CAPTURES:
-            torch.set_rng_state(generators[0])
-            np.random.set_state(generators[1])
-            if cuda is not None:
-                torch.cuda.set_rng_state_all(cuda)
+        torch.set_rng_state(generators[0])
+        np.random.set_state(generators[1])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
         sys.settrace(tracer)
         _clear_dynamic_flag()
 

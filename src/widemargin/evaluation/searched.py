@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.engine.plan import HEAVY, forward_flops
-from widemargin.engine.turns import tracing_networks
 from widemargin.errors import WidemarginWarning
 from widemargin.models import Classifier
 from widemargin.precision import allowing_tf32
@@ -35,8 +34,7 @@ def has_tf32(device: torch.device) -> bool:
 def searched(model: nn.Module, *, tf32: bool, many_like: Tensor | None = None) -> nn.Module:
     """The model, or such a copy of it; its weights are the model's of now.
 
-    ``many_like``: a batch of images like the many to come, for which compiling would pay. Called with no TF32 switch
-    held: whoever compiles waits for other threads first.
+    ``many_like``: a batch of images like the many to come, for which compiling would pay.
     """
     parameter = next(model.parameters(), None)
     if not (tf32 and isinstance(model, Classifier) and parameter is not None and parameter.is_cuda):
@@ -67,7 +65,7 @@ def compiled(network: nn.Module, batch: Tensor, compiler: Any) -> nn.Module:
         return network
     made = _Compiled(network, compiler)
     try:
-        with tracing_networks(), allowing_tf32(), torch._dynamo.config.patch(recompile_limit=MANY_KINDS):
+        with allowing_tf32(), torch._dynamo.config.patch(recompile_limit=MANY_KINDS):
             made.get_ready(batch)
     except torch.OutOfMemoryError:
         raise

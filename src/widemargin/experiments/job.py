@@ -14,12 +14,10 @@ from widemargin.config import RunConfig
 from widemargin.config_files import differences, read_toml
 from widemargin.errors import InputError
 from widemargin.experiments.quick import quick
-from widemargin.models import CNNConfig, MLPConfig
 from widemargin.recipes import Recipe, find_recipe
 from widemargin.recipes.tables import Row, Table
 from widemargin.training.claim import CONFIG
 
-SMALL = (MLPConfig, CNNConfig)
 RUN, RESULT, REPORT = "run", "result.json", "report.json"
 
 
@@ -56,11 +54,6 @@ class Job:
     def _with_seed(self, recipe: Recipe) -> RunConfig:
         config = replace(recipe.config, seed=self.seed)
         return quick(config) if self.quick else config
-
-    @property
-    def is_small(self) -> bool:
-        """Whether its network alone leaves most of a GPU idle."""
-        return isinstance(self.row.recipe.config.model, SMALL)
 
     def result(self) -> dict[str, Any] | None:
         """What was found, if it is done; what it was judged with afterwards is among the accuracies."""

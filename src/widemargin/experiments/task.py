@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from widemargin.engine.turns import calling_networks
 from widemargin.experiments.job import Job
 from widemargin.experiments.judging import judge, judge_with
 from widemargin.experiments.kept import weights_of
-from widemargin.training import Stop, train
+from widemargin.training import train
 from widemargin.training.setup import choose_device, load_splits
 
 CHECKPOINT_PAUSE = 30.0
@@ -44,12 +43,11 @@ class Means:
     workers: int = 1
 
 
-def perform(task: Task, means: Means, *, max_seconds: float, console: Console, stop: Stop | None = None) -> None:
-    """Do it, or as much of it as the time, or whoever asks through ``stop``, allows."""
+def perform(task: Task, means: Means, *, max_seconds: float, console: Console) -> None:
+    """Do it, or as much of it as the time allows."""
     job, device = task.job, choose_device(means.device)
     if task.judgment is not None:
-        with calling_networks():
-            judge_with(job, task.judgment, data_dir=means.data_dir, device=device)
+        judge_with(job, task.judgment, data_dir=means.data_dir, device=device)
         return
     config = job.trained_config
     splits = load_splits(config.data, seed=config.seed, data_dir=means.data_dir, device=device)
@@ -60,9 +58,7 @@ def perform(task: Task, means: Means, *, max_seconds: float, console: Console, s
         splits=splits,
         max_seconds=max_seconds,
         console=console,
-        stop=stop,
         checkpoint_pause=CHECKPOINT_PAUSE,
     )
-    if run.finished and (stop is None or stop.asked is None):
-        with calling_networks():
-            judge(job, weights_of(job, run), splits, device=device, workers=means.workers)
+    if run.finished:
+        judge(job, weights_of(job, run), splits, device=device, workers=means.workers)

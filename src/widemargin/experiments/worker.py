@@ -1,4 +1,4 @@
-"""A process at work on one task, or on several in its lanes: its lines are passed on, its end is understood."""
+"""A process at work on one task: its lines are passed on, its end is understood."""
 
 import os
 import signal
@@ -6,15 +6,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from widemargin.experiments.lanes import BEGIN, FAILURE, PATIENCE, mark
 from widemargin.experiments.task import Task
 
 PROGRAM = ("-m", "widemargin.experiments.task_process")
 OUTPUT = "output.txt"
+PATIENCE = 120.0
+"""Seconds between asking to stop and killing: a step may be compiling."""
 
 Say = Callable[[str], None]
 
@@ -27,30 +28,15 @@ class Failure:
     why: str
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of the tasks of a process that ended; the others are done, or stopped as they were asked to."""
-
-    failures: list[Failure]
-    left_over: list[Task]
-    """Those that it never came to: another process may do them."""
-
-
 class Worker:
-    """A process; its lines also go to ``output.txt`` in the job's folder, after those of earlier attempts.
+    """A process; its lines also go to ``output.txt`` in the job's folder, after those of earlier attempts."""
 
-    Of several tasks it does ``lanes`` at a time, and marks their lines (``lanes``). A line without a mark is of the
-    process: it is told once, and kept for each task under way.
-    """
-
-    def __init__(self, tasks: Sequence[Task], description: str, say: Say, *, threads: int, lanes: int = 1) -> None:
-        self.tasks, self.lanes = tuple(tasks), lanes
-        self._begun = {0} if len(tasks) == 1 else set()
-        self._failed: dict[int, str] = {}
-        self._last: dict[int | None, str] = {}
-        """The last line of each task that is not empty; None is for the process."""
-        self._unkept: set[int] = set()
-        """Tasks of which a line could not be kept."""
+    def __init__(self, task: Task, description: str, say: Say, *, threads: int) -> None:
+        self.task = task
+        self._last = ""
+        """The last line that is not empty."""
+        self._kept = True
+        """Whether every line could be kept."""
         self._asked: float | None = None
         self._process = subprocess.Popen(
             [sys.executable, *PROGRAM, description],
@@ -95,66 +81,33 @@ class Worker:
             self._process.stdin.close()
         return True
 
-    def outcome(self) -> Outcome:
-        """Of a process that ended. Where it came to nothing at all, every task has failed."""
-        begun, left = set(self._begun), [number for number, task in enumerate(self.tasks) if not task.done]
-        failed = [number for number in left if self._has_failed(number, begun)]
-        left_over = [self.tasks[number] for number in left if begun and number not in begun]
-        return Outcome([Failure(self.tasks[number].label, self._why(number)) for number in failed], left_over)
+    def failure(self) -> Failure | None:
+        """Of a process that ended; None where its task is done, or stopped as it was asked to."""
+        asked_for = self._asked is not None and self._process.returncode in (-signal.SIGTERM, -signal.SIGKILL, 0)
+        return None if self.task.done or asked_for else Failure(self.task.label, self._why())
 
-    def _has_failed(self, number: int, begun: set[int]) -> bool:
-        if number in self._failed:
-            return True
-        if self._asked is None:
-            return number in begun or not begun
-        alone = len(self.tasks) == 1  # its exit code is its own; lanes stop as they are asked to
-        return alone and self._process.returncode not in (-signal.SIGTERM, -signal.SIGKILL, 0)
-
-    def _why(self, number: int) -> str:
+    def _why(self) -> str:
         code = self._process.returncode
-        if number in self._failed:
-            return self._failed[number].removeprefix(FAILURE)
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
-        said = self._last.get(None) or self._last.get(number)
-        return said if said and code else f"ended with exit code {code}, without a result"
+        return self._last if self._last and code else f"ended with exit code {code}, without a result"
 
     def _read(self, say: Say) -> None:
         for line in self._process.stdout or ():
-            number, text = self._whose(line.rstrip("\n"))
-            if text.strip():
-                self._last[number] = text.rstrip()
-            if number is None:
-                say(text.rstrip())
-                for each in self._under_way():
-                    self._keep(each, text, say)
-                continue
-            if len(self.tasks) > 1 and text == BEGIN:
-                self._begun.add(number)
-            if len(self.tasks) > 1 and text.startswith(FAILURE):
-                self._failed[number] = text.rstrip()
-            self._keep(number, text, say)
-            say(f"{self.tasks[number].label}: {text.rstrip()}")
+            text = line.rstrip("\n")
+            self._last = text.rstrip() or self._last
+            self._keep(text, say)
+            say(f"{self.task.label}: {text.rstrip()}")
 
-    def _keep(self, number: int, text: str, say: Say) -> None:
+    def _keep(self, text: str, say: Say) -> None:
         """A line that cannot be kept is lost, which is told once: who stops reading stops the process, too."""
-        task = self.tasks[number]
+        path = self.task.job.folder / OUTPUT
         try:
-            _append(task.job.folder / OUTPUT, text)
+            _append(path, text)
         except OSError as error:
-            if number not in self._unkept:
-                self._unkept.add(number)
-                say(f"{task.label}: lines are missing in {task.job.folder / OUTPUT}: {error.strerror or error}")
-
-    def _whose(self, line: str) -> tuple[int | None, str]:
-        """(number of the task, text); None is for the process of several."""
-        if len(self.tasks) == 1:
-            return 0, line
-        marked = next((n for n in range(len(self.tasks)) if line.startswith(mark(n))), None)
-        return marked, line if marked is None else line.removeprefix(mark(marked))
-
-    def _under_way(self) -> list[int]:
-        return [n for n in sorted(self._begun) if n not in self._failed and not self.tasks[n].done]
+            if self._kept:
+                self._kept = False
+                say(f"{self.task.label}: lines are missing in {path}: {error.strerror or error}")
 
 
 def _append(path: Path, text: str) -> None:
@@ -168,9 +121,6 @@ def _append(path: Path, text: str) -> None:
 
 
 def _surroundings(threads: int) -> dict[str, str]:
-    """Long lines are not wrapped; the processes do not fight for the cores, unless the user has said how many.
-
-    A lane's stream has a queue of its own on the GPU, which has eight unless told otherwise.
-    """
-    wishes = {"OMP_NUM_THREADS": str(threads), "CUDA_DEVICE_MAX_CONNECTIONS": "32", "PYTHONUNBUFFERED": "1"}
+    """Long lines are not wrapped; the processes do not fight for the cores, unless the user has said how many."""
+    wishes = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     return wishes | dict(os.environ) | {"COLUMNS": "200"}

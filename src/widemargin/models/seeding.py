@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from widemargin.errors import InputError
-from widemargin.randomness import GLOBAL, fresh
+from widemargin.randomness import fresh
 
 
 @contextmanager
@@ -20,6 +20,6 @@ def initialized_from(seed: int | None) -> Iterator[None]:
     """Modules made inside draw their weights from ``seed``; ``None`` takes a seed nobody can predict."""
     if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
         raise InputError(f"build_model.seed must be an integer in [0, 2^63) or None, got {seed!r}; try 0")
-    with GLOBAL, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(fresh().initial_seed() if seed is None else seed)
         yield

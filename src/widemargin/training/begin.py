@@ -7,7 +7,6 @@ import torch
 
 from widemargin.config import RunConfig
 from widemargin.engine import make_plan
-from widemargin.engine.turns import calling_networks
 from widemargin.evaluation.processes import Processes
 from widemargin.training.distributed import hand_out, plan_for, share_networks
 from widemargin.training.nonfinite import make_guard
@@ -33,7 +32,7 @@ def begin(
 ) -> tuple[TrainState, Run]:
     """The state, the same in every process, and what does not change while it trains."""
     splits = splits.to(device)
-    with calling_networks(), group.agreeing():
+    with group.agreeing():
         batches = replace(make_batches(config, splits.train), rank=group.rank, processes=group.count)
         state = make_state(config, splits.train)
         share_networks(state.nets, group, sync_bn=options.sync_bn)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from torch import nn
 
-from widemargin.engine.turns import calling_networks
 from widemargin.errors import WidemarginWarning
 from widemargin.training.alarms import new_alarms
 from widemargin.training.distributed import check_alike
@@ -64,7 +63,7 @@ def _watched(state: TrainState, run: Run, display: TrainingDisplay) -> tuple[Met
         return {}, {}
     display.busy("measuring")
     began = time.monotonic()
-    with calling_networks(), _interruptible(state, run):
+    with _interruptible(state, run):
         measured = _measure(state.judged, state, run, epoch)
         beside = {} if state.beside is None else _measure(state.beside, state, run, epoch)
     return measured | {"watch_seconds": round(time.monotonic() - began, 3)}, beside

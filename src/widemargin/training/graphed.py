@@ -21,10 +21,9 @@ from torch import Tensor
 from widemargin.config import RunConfig
 from widemargin.data import Batch
 from widemargin.engine import FastNetwork, Plan
-from widemargin.engine.capturing import capturing, wait_for_device
+from widemargin.engine.capturing import capturing
 from widemargin.engine.kernel_choice import choosing_kernels
 from widemargin.engine.pace import Pace
-from widemargin.engine.turns import calling_networks, tracing_networks
 from widemargin.errors import WidemarginWarning
 from widemargin.regularizers import Penalty
 from widemargin.training.graph_inputs import Inputs, inputs_for, kind_of
@@ -135,8 +134,7 @@ class GraphedSteps:
         self._circumstances(kind).set_to(moment, kind.penalties, batch.size, drawn)
         kind.inputs.fill(batch)
         if kind.graph is None:
-            turn = tracing_networks() if self._plan.compiler else calling_networks()
-            with turn, choosing_kernels(self._plan, self._device):
+            with choosing_kernels(self._plan, self._device):
                 self._prepare(kind)
         if kind.graph is not None:
             kind.graph.replay()
@@ -196,7 +194,7 @@ class GraphedSteps:
                 self._step(kind)
         except RuntimeError as error:
             self._captures = False
-            wait_for_device(self._device)
+            torch.cuda.synchronize(self._device)
             for purpose in kind.drawn:  # the old ones believe that the capture goes on
                 seed = self._generators[purpose].initial_seed()
                 self._generators[purpose] = torch.Generator(self._device).manual_seed(seed)

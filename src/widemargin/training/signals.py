@@ -39,13 +39,10 @@ class Stop:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, a signal ends the block with a StopNowError; for measurements, which can be done again.
-
-        Signals reach the main thread alone, so in another one the block goes on to its end.
-        """
+        """Inside, a signal ends the block with a StopNowError; for measurements, which can be done again."""
         if self.asked is not None:
             raise StopNowError
-        self._at_once = threading.current_thread() is threading.main_thread()
+        self._at_once = True
         try:
             yield
         finally:
