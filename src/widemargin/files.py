@@ -24,7 +24,7 @@ _REMEDIES = {
 
 def write_whole(
     path: Path,
-    write: Callable[[Path], None],
+    write: Callable[[Path], object],
     *,
     verify: Callable[[Path], None] | None = None,
     keep: Path | None = None,

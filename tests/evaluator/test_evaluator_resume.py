@@ -38,7 +38,7 @@ def interrupt():
 def records(out):
     """What is left on disk, without seconds: the report, the examples, the shards and the rest."""
     report = json.loads((out / "report.json").read_text())
-    report.pop("seconds")
+    del report["seconds"], report["digest"]
     shards = {}
     for path in sorted((out / "shards").glob("*.jsonl")):
         header, *rows = map(json.loads, path.read_text().splitlines())
@@ -187,6 +187,7 @@ def test_shards_from_before_a_field_was_kept_go_on(whole, tmp_path):
     path = tmp_path / "shards" / "00000.jsonl"
     header, *rows = map(json.loads, path.read_text().splitlines())
     old = [{key: value for key, value in row.items() if key != "broken_at"} for row in rows]
+    del header["digest"]
     path.write_text("\n".join(map(json.dumps, [header, *old])) + "\n")
     (tmp_path / "shards" / "00002.jsonl").unlink()
     assert_same(evaluate(counted(), tmp_path), whole[1])

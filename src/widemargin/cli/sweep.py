@@ -19,6 +19,7 @@ from widemargin.errors import InputError
 from widemargin.experiments.grid import Point, Sweep, parse_grid, words
 from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes import find_recipe
+from widemargin.records import sealed
 from widemargin.reports.heat_map import heat_map
 from widemargin.reports.style import save_picture
 from widemargin.training import train
@@ -105,6 +106,8 @@ def _check_scored(plan: Sweep, points: Sequence[Point]) -> None:
 def _scores(last: Line, metrics: list[Line]) -> dict[str, Any]:
     """The last epoch's measurements; the score is the best validation value, or the last test value without a split."""
     name = next(key for key in SCORES if key in last)
+    if [line["epoch"] for line in metrics] != list(range(1, len(metrics) + 1)):
+        raise InputError("metrics of this point are lost, so its best epoch is not known; remove its folder to run it again")
     values = [line[name] for line in metrics if name in line]
     score = max(values) if name.startswith("validation") else values[-1]
     return {key: value for key, value in last.items() if isinstance(value, float)} | {"score": score, "scored": name}
@@ -131,7 +134,7 @@ def _show(
     if any(score.startswith("test") for score in scores):
         console.print(CHOSEN_ON_TEST, highlight=False, soft_wrap=True)
     record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
-    write_text_whole(out / "sweep.json", json.dumps(record, indent=2) + "\n")
+    write_text_whole(out / "sweep.json", json.dumps(sealed(record), indent=2) + "\n")
     if done and len(grid) <= 2:
         found = [(point, values["score"]) for point, values in done]
         save_picture(heat_map(grid, found, title=name, unit=" or ".join(map(_unit, scores))), out / "heat-map.png")

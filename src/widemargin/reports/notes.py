@@ -96,6 +96,7 @@ def _other_step(evaluation: Evaluation, reference: Reference | None) -> list[str
 
 def state(run: Run) -> list[str]:
     """How far an unfinished run is."""
+    lost = [f"the metrics of {run.lost} epochs are lost"] if run.lost else []
     if run.finished or run.planned is None:
-        return []
-    return [f"epoch {run.done} of {run.planned}"]
+        return lost
+    return [f"epoch {run.done} of {run.planned}", *lost]

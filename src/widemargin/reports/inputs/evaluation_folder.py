@@ -9,13 +9,15 @@ from widemargin.reports.inputs.fields import Fields, read_json
 from widemargin.reports.inputs.gallery_file import GALLERY, read_gallery
 
 REPORT = "report.json"
+AGAIN = "evaluate again, which makes it anew from the shards"
+EXAMPLES_DIGEST, GALLERY_DIGEST = "examples", "gallery"
 FAMILY, FORMAT = "widemargin-evaluation-", "widemargin-evaluation-1"
 
 
 def read_evaluation(folder: Path) -> Evaluation | None:
     """Read a finished evaluation; None where ``report.json`` is somebody else's."""
     path = folder / REPORT
-    content = read_json(path)
+    content = read_json(path, AGAIN)
     if not isinstance(content, dict) or not str(content.get("format", "")).startswith(FAMILY):
         return None
     if content["format"] != FORMAT:
@@ -66,8 +68,8 @@ def _evaluation(folder: Path, report: Fields) -> Evaluation:
         precision=report.text("precision"),
         seconds=report.table("seconds").numbers(),
         config=report.table("config").values,
-        examples=read_examples(folder / EXAMPLES),
-        gallery=read_gallery(folder / GALLERY),
+        examples=read_examples(folder / EXAMPLES, digest=report.text(EXAMPLES_DIGEST)),
+        gallery=read_gallery(folder / GALLERY, digest=report.text(GALLERY_DIGEST)),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from widemargin.errors import InputError
 from widemargin.reports.inputs.fields import Fields, read_lines
+from widemargin.records import changed, digest_of
 
 EXAMPLES = "examples.jsonl"
 
@@ -36,9 +37,11 @@ class Examples:
         return [(m, d) for m, d, right in rows if right and m is not None and d is not None]
 
 
-def read_examples(path: Path) -> Examples | None:
-    """The examples of an evaluation; None without any."""
-    lines, _ = read_lines(path) if path.is_file() else ([], False)
+def read_examples(path: Path, digest: str = "") -> Examples | None:
+    """The examples of an evaluation, whose report may know their digest; None without any."""
+    lines, cut_off = read_lines(path) if path.is_file() else ([], False)
+    if cut_off or (lines and digest and digest_of(lines) != digest):
+        raise changed(path, "evaluate again, which makes it anew from the shards, or move it away")
     return examples_of(path, lines) if lines else None
 
 

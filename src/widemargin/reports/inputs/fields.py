@@ -1,6 +1,5 @@
 """Files that others wrote: what is missing is left out, what is wrong is refused in one line that names the file."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
+from widemargin.records import parsed, read_text, unsealed
+from widemargin.records import read_lines as lines_of
 
 
 @dataclass(frozen=True)
@@ -86,48 +87,15 @@ def shortened(text: str, length: int = 60) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def read_text(path: Path) -> str:
-    """A file's text."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text; was it damaged?") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def read_json(path: Path) -> Any:
-    """A whole JSON file."""
-    text = read_text(path)
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        place = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "too deep"
-        raise InputError(
-            f"{path} is not valid JSON ({place}); was it cut off? Write it again, or move it away"
-        ) from None
+def read_json(path: Path, remedy: str = "write it again, or move it away") -> Any:
+    """A whole JSON file; a table of ours must fit its digest."""
+    content = parsed(path, read_text(path))
+    return unsealed(content, path=path, remedy=remedy) if isinstance(content, dict) else content
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """The JSON lines of a file that is being written, and whether the last one is cut off."""
-    lines = read_text_so_far(path).splitlines()
-    found: list[dict[str, Any]] = []
-    for number, text in enumerate(lines, start=1):
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            if number == len(lines):
-                return found, True
-            raise InputError(f"{path}: line {number} is not valid JSON; was the file damaged?") from None
-        if not isinstance(line, dict):
-            raise InputError(f"{path}: line {number} must be a table, got {shortened(text)}")
-        found.append(line)
-    return found, False
-
-
-def read_text_so_far(path: Path) -> str:
-    """The text of a file whose last character may be cut in half."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    lines = lines_of(path)
+    if lines.bad and not lines.cut_off:
+        raise InputError(f"{path}: line {lines.bad[0]} is not valid JSON, or no table; was the file damaged?")
+    return [line for _, line in lines.found], lines.cut_off

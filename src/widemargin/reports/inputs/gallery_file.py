@@ -1,5 +1,6 @@
 """``gallery.npz``: a few images, their adversarial twins, and what the model called both."""
 
+import hashlib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from widemargin.errors import InputError
+from widemargin.records import changed
 
 GALLERY = "gallery.npz"
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -26,10 +28,12 @@ class Gallery:
     attack: str
 
 
-def read_gallery(path: Path) -> Gallery | None:
-    """Read the gallery; None where there is none. Nothing is unpickled."""
+def read_gallery(path: Path, digest: str = "") -> Gallery | None:
+    """Read the gallery, whose report may know its digest; None where there is none. Nothing is unpickled."""
     if not path.is_file():
         return None
+    if digest and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        raise changed(path, "remove it, and evaluate again")
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}

@@ -9,12 +9,13 @@ from widemargin.reports.inputs.fields import Fields, read_json
 from widemargin.written import Written
 
 RESULT = "result.json"
+AGAIN = "remove it, and the same widemargin reproduce judges the job again"
 
 
 def read_result(folder: Path) -> Evaluation | None:
     """Read a reproduced row; None where ``result.json`` is somebody else's."""
     path = folder / RESULT
-    content = read_json(path)
+    content = read_json(path, AGAIN)
     if not isinstance(content, dict) or not {"recipe", "accuracy"} <= content.keys():
         return None
     return _evaluation(folder, Fields(path, content))

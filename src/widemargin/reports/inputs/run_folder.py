@@ -3,13 +3,15 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
 from widemargin.reports.inputs.checkpoint_file import read_checksum
-from widemargin.reports.inputs.fields import Fields, read_lines, read_text
+from widemargin.reports.inputs.fields import Fields, read_lines
+from widemargin.records import read_text
 
 CONFIG, METRICS = "config.toml", "metrics.jsonl"
 Epoch = Mapping[str, float]
@@ -45,6 +47,11 @@ class Run:
     def done(self) -> int:
         """The last epoch measured."""
         return int(self.epochs[-1]["epoch"]) if self.epochs else 0
+
+    @property
+    def lost(self) -> int:
+        """How many epochs before the last one have no line: they were damaged."""
+        return max(0, self.done - len(self.epochs))
 
     @property
     def may_stop_early(self) -> bool:
@@ -88,6 +95,12 @@ def read_run(folder: Path) -> Run:
     config = _read_config(folder) if (folder / CONFIG).is_file() else {}
     lines, cut_off = read_lines(folder / METRICS) if (folder / METRICS).is_file() else ([], False)
     epochs = [_epoch(folder / METRICS, number, line) for number, line in enumerate(lines, start=1)]
+    for number, (before, epoch) in enumerate(pairwise(epochs), start=2):
+        if epoch["epoch"] <= before["epoch"]:
+            raise InputError(
+                f"{folder / METRICS}: line {number} is of epoch {epoch['epoch']:g}, after one of epoch "
+                f"{before['epoch']:g}; train on this folder again, which puts the file in order, or put back a copy"
+            )
     alarms = [
         RunAlarm(int(epoch["epoch"]), alarm)
         for number, (line, epoch) in enumerate(zip(lines, epochs, strict=True), start=1)

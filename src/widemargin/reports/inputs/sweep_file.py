@@ -43,7 +43,7 @@ class Sweep:
 def read_sweep(folder: Path) -> Sweep | None:
     """Read a sweep; None where ``sweep.json`` is somebody else's."""
     path = folder / SWEEP
-    content = read_json(path)
+    content = read_json(path, "give the same widemargin sweep again, which writes it anew")
     if not isinstance(content, dict) or not {"grid", "points"} <= content.keys():
         return None
     file = Fields(path, content)

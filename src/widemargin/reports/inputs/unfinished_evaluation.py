@@ -7,7 +7,8 @@ from typing import Any
 from widemargin.errors import InputError
 from widemargin.reports.inputs.evaluation import Evaluation, Radius
 from widemargin.reports.inputs.examples import examples_of
-from widemargin.reports.inputs.fields import Fields, read_json, read_lines
+from widemargin.reports.inputs.fields import Fields, read_json
+from widemargin.records import read_shard, read_text
 from widemargin.written import Written
 
 SETTINGS, SHARDS = "settings.json", "shards"
@@ -33,7 +34,7 @@ def read_unfinished(folder: Path) -> Evaluation | None:
     if not isinstance(content, dict) or not {"attacks", "eps", "norm"} <= content.keys():
         return None
     settings = Fields(folder / SETTINGS, content)
-    lines = [line for path in sorted((folder / SHARDS).glob("*.jsonl")) for line in _examples(path)]
+    lines = _examples(folder / SHARDS, content)
     return Evaluation(
         folder=folder,
         file=settings.path,
@@ -53,9 +54,19 @@ def read_unfinished(folder: Path) -> Evaluation | None:
     )
 
 
-def _examples(path: Path) -> list[dict[str, Any]]:
-    """The lines of a shard that are examples; the first one is a header."""
-    return [line for line in read_lines(path)[0] if isinstance(line.get("verdicts"), dict)]
+def _examples(folder: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those of every shard, each once."""
+    lines: list[dict[str, Any]] = []
+    seen: dict[int, Path] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        images = path.with_suffix(".sha256")
+        of = read_text(images).strip() if images.is_file() else ""
+        header, rows = read_shard(path, read_text(path), settings, of)
+        other = seen.setdefault(header["first"], path)
+        if other != path:
+            raise InputError(f"{path} holds the same images as {other}; remove one of them")
+        lines += rows
+    return lines
 
 
 def _radius(settings: Fields, value: Any) -> Radius:
