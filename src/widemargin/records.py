@@ -39,7 +39,9 @@ def unsealed(record: Mapping[str, Any], *of: Any, path: Path, remedy: str) -> Re
 
 def changed(path: Path, remedy: str) -> InputError:
     """The refusal of a file that is not what was written."""
-    return InputError(f"{path} does not fit its digest, so it was changed, damaged, or brought from elsewhere; {remedy}")
+    return InputError(
+        f"{path} does not fit its digest, so it was changed, damaged, or brought from elsewhere; {remedy}"
+    )
 
 
 def read_text(path: Path) -> str:

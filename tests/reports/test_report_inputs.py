@@ -78,7 +78,7 @@ def test_bad_metrics(tmp_path):
     path.write_text('{"loss": 1.0}\n')
     assert "line 1 has no epoch" in refused(tmp_path)
     path.write_text("[1]\n")
-    assert "line 1 must be a table" in refused(tmp_path)
+    assert "line 1 is not valid JSON, or no table" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(

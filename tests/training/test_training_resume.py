@@ -317,7 +317,9 @@ def test_a_checkpoint_of_another_method_is_refused(averaging, tiny, tmp_path):
     config = tiny("epochs=2", averaging)
     train(config, out=tmp_path / "run")
     (tmp_path / "run" / "last.safetensors").write_bytes((tmp_path / "plain" / "last.safetensors").read_bytes())
-    with pytest.raises(InputError, match=r"last.safetensors is of another run than .* averaging.decay: None here, 0.9 there"):
+    with pytest.raises(
+        InputError, match=r"last.safetensors is of another run than .* averaging.decay: None here, 0.9 there"
+    ):
         train(config, out=tmp_path / "run")
 
 
@@ -325,5 +327,7 @@ def test_a_checkpoint_of_another_model_is_refused(tiny, tmp_path):
     train(tiny("epochs=1", "model.hidden=[8]"), out=tmp_path / "small")
     train(tiny("epochs=1"), out=tmp_path / "run")
     (tmp_path / "run" / "last.safetensors").write_bytes((tmp_path / "small" / "last.safetensors").read_bytes())
-    with pytest.raises(InputError, match=r"is of another run than the config.toml of its folder \(model.hidden: \[8\] here"):
+    with pytest.raises(
+        InputError, match=r"is of another run than the config.toml of its folder \(model.hidden: \[8\] here"
+    ):
         train(tiny("epochs=1"), out=tmp_path / "run")

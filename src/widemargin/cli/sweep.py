@@ -107,7 +107,9 @@ def _scores(last: Line, metrics: list[Line]) -> dict[str, Any]:
     """The last epoch's measurements; the score is the best validation value, or the last test value without a split."""
     name = next(key for key in SCORES if key in last)
     if [line["epoch"] for line in metrics] != list(range(1, len(metrics) + 1)):
-        raise InputError("metrics of this point are lost, so its best epoch is not known; remove its folder to run it again")
+        raise InputError(
+            "metrics of this point are lost, so its best epoch is not known; remove its folder to run it again"
+        )
     values = [line[name] for line in metrics if name in line]
     score = max(values) if name.startswith("validation") else values[-1]
     return {key: value for key, value in last.items() if isinstance(value, float)} | {"score": score, "scored": name}

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from widemargin.checkpoints import software_versions
-from widemargin.evaluation.accuracy import percent
 from widemargin.errors import InputError
+from widemargin.evaluation.accuracy import percent
 from widemargin.evaluation.alarms import Alarm
 from widemargin.evaluation.settings import EvaluationSettings, written
 from widemargin.evaluation.store import Store

@@ -16,7 +16,7 @@ from typing import Any
 from widemargin.errors import InputError
 from widemargin.evaluation.shards import Shard
 from widemargin.files import held, make_folder, write_text_whole
-from widemargin.records import DIGEST, Record, digest_of, parsed, read_shard, read_text, sealed, shard_lines, unsealed
+from widemargin.records import DIGEST, Record, parsed, read_shard, read_text, sealed, shard_lines, unsealed
 
 SETTINGS, PARTS, SHARDS = "settings.json", "parts", "shards"
 AGAIN = "remove it, and the same command makes it again"

@@ -52,7 +52,9 @@ def load_target(path: Path) -> Target:
     if path.is_dir():
         _check_folder(path, file, description)
         if file.name == LAST and _chose(description.run_config(), description.epoch):
-            warnings.warn(f"{path / BEST} is missing; these are the run's last weights", WidemarginWarning, stacklevel=2)
+            warnings.warn(
+                f"{path / BEST} is missing; these are the run's last weights", WidemarginWarning, stacklevel=2
+            )
             lost = f"; {BEST}, chosen on held-out images, is missing"
             description = replace(description, selection=description.selection + lost)
     return Target(model=restore_model(checkpoint, source=file), path=file, description=description)

@@ -68,7 +68,8 @@ class Job:
         if not path.is_file():
             return None
         result = read_table(path, "remove it, and the same command judges the job again")
-        told, ours = (result["recipe"], result["seed"]), (self.row.recipe.name, self.seed)
+        ours = self.row.recipe.name, self.seed
+        told = result.get("recipe", ours[0]), result.get("seed", ours[1])
         if told != ours:
             raise InputError(
                 f"{path} is of {told[0]}, seed {told[1]}, and its folder is of {ours[0]}, seed {ours[1]}; put back its "

@@ -48,7 +48,9 @@ def finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, began
         save_beside(state, run, "best", scores_beside)
     with run.group.agreeing():
         if run.group.first:
-            state.metrics[state.epoch] = _note(run, line)  # before the checkpoint: a crash between the two repeats the epoch and its line
+            state.metrics[state.epoch] = _note(
+                run, line
+            )  # before the checkpoint: a crash between the two repeats the epoch and its line
     save_at_epoch_end(state, run, scores, scores_beside)
     display.epoch_line(line, config.epochs)
 

@@ -96,7 +96,9 @@ def _of_epoch(path: Path, best: Best) -> Checkpoint | None:
         found = load_checkpoint(path) if path.is_file() else None
     except DamagedError:
         return None
-    at = None if found is None else (found.description.epoch, found.description.step, score_of(found.description.scores))
+    at = (
+        None if found is None else (found.description.epoch, found.description.step, score_of(found.description.scores))
+    )
     return found if at == (best.epoch, 0, best.score) else None
 
 

@@ -16,13 +16,13 @@ import torch
 from widemargin.errors import InputError
 from widemargin.files import make_folder, write_text_whole
 from widemargin.margins.histogram import WIDTHS, count_margins
+from widemargin.records import read_text
 from widemargin.reports.collection import layout
 from widemargin.reports.collection.found_jobs import FoundJob, find_jobs
 from widemargin.reports.collection.rounding import rounded
 from widemargin.reports.inputs.evaluation_folder import EXAMPLES_DIGEST, GALLERY_DIGEST, REPORT
 from widemargin.reports.inputs.examples import EXAMPLES, Examples, read_examples
 from widemargin.reports.inputs.fields import Fields, read_json, read_lines
-from widemargin.records import read_text
 
 PAIRS, DIGITS = 1000, 4
 LEFT_OUT = ("config", "histograms", "quick")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
-from widemargin.reports.inputs.fields import Fields, read_lines
 from widemargin.records import changed, digest_of
+from widemargin.reports.inputs.fields import Fields, read_lines
 
 EXAMPLES = "examples.jsonl"
 
@@ -39,8 +39,8 @@ class Examples:
 
 def read_examples(path: Path, digest: str = "") -> Examples | None:
     """The examples of an evaluation, whose report may know their digest; None without any."""
-    lines, cut_off = read_lines(path) if path.is_file() else ([], False)
-    if cut_off or (lines and digest and digest_of(lines) != digest):
+    lines, _ = read_lines(path) if path.is_file() else ([], False)
+    if digest and path.is_file() and digest_of(lines) != digest:
         raise changed(path, "evaluate again, which makes it anew from the shards, or move it away")
     return examples_of(path, lines) if lines else None
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
+from widemargin.records import read_text
 from widemargin.reports.inputs.checkpoint_file import read_checksum
 from widemargin.reports.inputs.fields import Fields, read_lines
-from widemargin.records import read_text
 
 CONFIG, METRICS = "config.toml", "metrics.jsonl"
 Epoch = Mapping[str, float]

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
+from widemargin.records import DIGEST, read_shard, read_text
 from widemargin.reports.inputs.evaluation import Evaluation, Radius
 from widemargin.reports.inputs.examples import examples_of
-from widemargin.reports.inputs.fields import Fields, read_json
-from widemargin.records import read_shard, read_text
+from widemargin.reports.inputs.fields import Fields, read_json, read_lines
 from widemargin.written import Written
 
 SETTINGS, SHARDS = "settings.json", "shards"
@@ -61,6 +61,10 @@ def _examples(folder: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]
     for path in sorted(folder.glob("*.jsonl")):
         images = path.with_suffix(".sha256")
         of = read_text(images).strip() if images.is_file() else ""
+        found = read_lines(path)[0]
+        if not found or DIGEST not in found[0]:  # of an earlier version: a header may be missing
+            lines += [line for line in found if isinstance(line.get("verdicts"), dict)]
+            continue
         header, rows = read_shard(path, read_text(path), settings, of)
         other = seen.setdefault(header["first"], path)
         if other != path:
