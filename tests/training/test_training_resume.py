@@ -331,3 +331,38 @@ def test_a_checkpoint_of_another_model_is_refused(tiny, tmp_path):
         InputError, match=r"is of another run than the config.toml of its folder \(model.hidden: \[8\] here"
     ):
         train(tiny("epochs=1"), out=tmp_path / "run")
+
+
+def _edit_line(text):
+    return text.replace('"train_accuracy": ', '"train_accuracy": 1', 1)
+
+
+METRICS_FAULTS = {
+    "one damaged byte": (lambda text: "}" + text[1:], [2], "line 1 cannot be read; nothing is left of epoch 1"),
+    "a changed number": (_edit_line, [2], "line 1 is not what this run measured in epoch 1"),
+    "a line twice": (lambda text: text.splitlines(True)[0] + text, [1, 2], "line 2 repeats epoch 1"),
+    "out of order": (lambda text: "".join(text.splitlines(True)[::-1]), [1, 2], "its lines are out of order"),
+    "empty": (lambda text: "", [], "nothing is left of epochs 1-2"),
+    "no table": (lambda text: "[1, 2]\n" + text.splitlines(True)[1], [2], "line 1 cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", METRICS_FAULTS)
+def test_a_damaged_file_of_metrics_is_set_aside_and_what_reads_is_kept(name, tiny, tmp_path):
+    damage, kept, told = METRICS_FAULTS[name]
+    config, path = tiny("epochs=2"), tmp_path / "metrics.jsonl"
+    train(config, out=tmp_path)
+    path.write_text(damage(path.read_text()))
+    before = path.read_text()
+    with pytest.warns(WidemarginWarning, match=told):
+        result = train(config, out=tmp_path)
+    assert [line["epoch"] for line in result.metrics] == kept
+    if before:
+        assert (tmp_path / "metrics.jsonl.damaged").read_text() == before
+
+
+def test_line_ends_and_a_byte_order_mark_are_no_damage(tiny, tmp_path):
+    config, path = tiny("epochs=2"), tmp_path / "metrics.jsonl"
+    train(config, out=tmp_path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert len(train(config, out=tmp_path).metrics) == 2

@@ -1,4 +1,4 @@
-"""Whether a model, its device, the images, the settings and what is on disk go together; seen before any work is done."""
+"""Whether a model, its device, the images, the settings and the records go together; seen before any work is done."""
 
 import hashlib
 import itertools

@@ -51,7 +51,7 @@ def judge(job: Job, run: RunResult, splits: Splits, *, device: torch.device, wor
     target = load_target(run.folder)
     if config.data.held_out and target.description.which != "best":
         raise InputError(
-            f"{run.folder} has lost its best weights, which are what the row is judged by; put back a copy of {BEST}, or "
+            f"{run.folder} has lost its best weights, by which the row is judged; put back a copy of {BEST}, or "
             "remove the folder to train again"
         )
     model = target.model.to(device)

@@ -68,9 +68,10 @@ def keep_until(folder: Path, epoch: int, digests: Mapping[int, int] | None = Non
     if ordered != list(kept):
         trouble.append("its lines are out of order")
     lost = [number for number in (range(1, epoch + 1) if digests is None else digests) if number not in kept]
+    text = "".join(json.dumps(kept[number]) + "\n" for number in ordered)
     if trouble or lost:
-        _set_aside(folder, [*trouble, *([f"nothing is left of {_epochs(lost)}"] if lost else [])])
-    write_text_whole(folder / METRICS, "".join(json.dumps(kept[number]) + "\n" for number in ordered))
+        _set_aside(folder, [*trouble, *([f"nothing is left of {_epochs(lost)}"] if lost else [])], text)
+    write_text_whole(folder / METRICS, text)
     return {number: digest_line(kept[number]) for number in ordered}
 
 
@@ -103,9 +104,9 @@ def _gaps(epochs: Sequence[int]) -> list[str]:
     return [] if list(epochs) == list(range(1, len(epochs) + 1)) else ["its lines are not one for each epoch in order"]
 
 
-def _set_aside(folder: Path, trouble: Sequence[str]) -> None:
-    path, place = folder / METRICS, "it is missing"
-    if path.is_file():
+def _set_aside(folder: Path, trouble: Sequence[str], goes_on: str) -> None:
+    path, place = folder / METRICS, "put back a copy of it, if there is one"
+    if path.is_file() and path.read_bytes() != goes_on.encode():
         aside = _free(folder / f"{METRICS}.damaged")
         write_whole(aside, partial(shutil.copyfile, path))
         place = f"the file as it was is now {aside.name}, and what could be read goes on"

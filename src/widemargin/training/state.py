@@ -112,7 +112,7 @@ class TrainState:
         for name, net in self._unjudged().items():
             net.load_state_dict(_below(name, stored))
         self.best, self.best_beside = (_best(stored.get(name)) for name in ("best", "best_beside"))
-        self.metrics = {epoch: digest for epoch, digest in stored["metrics"].tolist()} if "metrics" in stored else {}
+        self.metrics = dict(stored["metrics"].tolist()) if "metrics" in stored else {}
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for net_name, net in self.nets.all().items():
