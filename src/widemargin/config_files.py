@@ -56,7 +56,7 @@ def read_toml(path: Path) -> RunConfig:
             raise InputError(
                 f"{path} is more than {_LONGEST} bytes, too long for a run configuration; is it another file?"
             )
-        table = tomllib.loads(content.decode("utf-8"))
+        table = tomllib.loads(content.decode("utf-8-sig"))
     except InputError:
         raise
     except (ValueError, RecursionError) as error:  # TOML's errors, those of UTF-8, and numbers of thousands of digits

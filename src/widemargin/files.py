@@ -39,7 +39,7 @@ def check_file(path: Path) -> None:
 
 def write_whole(
     path: Path,
-    write: Callable[[Path], None],
+    write: Callable[[Path], object],
     *,
     verify: Callable[[Path], None] | None = None,
     keep: Path | None = None,

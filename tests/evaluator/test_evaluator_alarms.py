@@ -117,7 +117,7 @@ def test_the_alarms_are_in_the_report(tmp_path, very_short):
     assert widemargin.evaluate(model, pictures(5, 6), ["clean"], sanity=False).alarms == []
 
 
-@pytest.mark.parametrize(("batch_size", "sizes"), [(8, {1, 4, 8}), (250, {1, 100, 120})])
+@pytest.mark.parametrize(("batch_size", "sizes"), [(8, {1, 4, 8}), (250, {1, 8, 100, 120})])
 def test_no_more_images_are_looked_at_at_a_time_than_a_batch_holds(batch_size, sizes):
     model = Counted(taught_conv(5))
     widemargin.evaluate(model, pictures(5, 120), ["clean"], margins=False, batch_size=batch_size)

@@ -248,8 +248,7 @@ def test_a_folder_is_gone_on_with(answer, refused, folder, tmp_path, very_short)
         record.pop("seconds")
     assert again == first
     stored = json.loads((tmp_path / "records" / "report.json").read_text())
-    stored.pop("seconds")
-    assert stored == first
+    assert {key: value for key, value in stored.items() if key in first} == first
     assert "records:" in answer(folder / "net.pt", *options, *out)
     line = refused(folder / "net.pt", *options, *out, "--seed", 1)
     assert "holds another evaluation (seed: 1 here, 0 there); choose another --out" in line

@@ -210,9 +210,12 @@ def test_margins_of_correct_images_are_those_alone():
 def collected(**options):
     """What two shards make together, of two images and of one."""
     store = Store(None)
-    for number, (seconds, count) in enumerate([({"clean": 1.5, "pgd1": 2.0}, 2), ({"clean": 0.25}, 1)]):
-        store.write_shard(number, {"seconds": seconds}, [{"verdicts": {"clean": True}}] * count)
     settings = EvaluationSettings(attacks=("clean",), eps=(0.1,), **options)
+    row = {"label": 1, "prediction": 1, "verdicts": {"clean": True}, "margin": 0.5}
+    row |= {"distance": 0.5} if settings.distance else {}
+    for number, (seconds, count) in enumerate([({"clean": 1.5, "pgd1": 2.0}, 2), ({"clean": 0.25}, 1)]):
+        rows = [row | {"index": 2 * number + place} for place in range(count)]
+        store.write_shard(number, {"first": 2 * number, "count": count, "seconds": seconds}, rows)
     return collect(store, range(2), settings, Subject(), [], "cpu")
 
 

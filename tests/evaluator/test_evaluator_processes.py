@@ -75,6 +75,9 @@ def test_what_one_process_refuses_all_refuse_with_the_same_words(tmp_path):
     assert at_the_command_line["code"] == 2
     assert at_the_command_line["said"].startswith("widemargin: absent.pt does not exist")
     assert len(at_the_command_line["said"].splitlines()) == 1
-    assert sorted(path.name for path in (tmp_path / "one_has_other_images").iterdir()) == ["settings.json"]
+    assert sorted(path.name for path in (tmp_path / "one_has_other_images").iterdir()) == [
+        "answers.json",
+        "settings.json",
+    ]
     done = {path.name for path in (tmp_path / "one_has_other_images_late" / "shards").glob("*.jsonl")}
     assert done == {"00000.jsonl", "00001.jsonl", "00002.jsonl"}  # the work of the others is kept

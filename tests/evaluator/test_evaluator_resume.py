@@ -40,7 +40,7 @@ def interrupt():
 def records(out):
     """What is left on disk, without seconds: the report, the examples, the shards and the rest."""
     report = json.loads((out / "report.json").read_text())
-    report.pop("seconds")
+    del report["seconds"], report["digest"]
     shards = {}
     for path in sorted((out / "shards").glob("*.jsonl")):
         header, *rows = map(json.loads, path.read_text().splitlines())
@@ -189,6 +189,7 @@ def test_shards_from_before_a_field_was_kept_go_on(whole, tmp_path):
     path = tmp_path / "shards" / "00000.jsonl"
     header, *rows = map(json.loads, path.read_text().splitlines())
     old = [{key: value for key, value in row.items() if key != "broken_at"} for row in rows]
+    del header["digest"]
     path.write_text("\n".join(map(json.dumps, [header, *old])) + "\n")
     (tmp_path / "shards" / "00002.jsonl").unlink()
     assert_same(evaluate(counted(), tmp_path), whole[1])
@@ -341,3 +342,33 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("a file")
     with pytest.raises(InputError, match="cannot write to the folder"):
         evaluate(counted(), tmp_path / "file" / "out")
+
+
+SHARD_FAULTS = {
+    "a line removed": lambda lines: lines[:-1],
+    "a line twice": lambda lines: [*lines, lines[-1]],
+    "a verdict changed": lambda lines: [line.replace('"fgsm": true', '"fgsm": false') for line in lines],
+}
+
+
+@pytest.mark.parametrize("name", SHARD_FAULTS)
+def test_a_changed_shard_is_refused_by_its_name_and_judged_again(name, whole, tmp_path):
+    evaluate(counted(), tmp_path)
+    path = tmp_path / "shards" / "00001.jsonl"
+    lines = path.read_text().splitlines()
+    changed = SHARD_FAULTS[name](lines)
+    assert changed != lines
+    path.write_text("\n".join(changed) + "\n")
+    with pytest.raises(InputError, match=r"00001.jsonl does not fit its digest.*remove it"):
+        evaluate(counted(), tmp_path)
+    path.unlink()
+    assert_same(evaluate(counted(), tmp_path), whole[1])
+    assert records(tmp_path) == whole[0]
+
+
+def test_another_model_of_the_same_weights_is_refused(tmp_path):
+    evaluate(counted(), tmp_path, limit=3)
+    other = counted()
+    other.model.height = 0.2  # an attribute, which no weight holds
+    with pytest.raises(InputError, match="another model, of the same weights, which gives other answers"):
+        evaluate(other, tmp_path)

@@ -395,10 +395,10 @@ def test_a_network_of_flat_inputs_given_images_is_refused_in_one_line():
 
 @pytest.mark.parametrize(
     ("model", "got"),
-    [(nn.Identity(), r"\(1, 1, 8, 8\)"), (nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), r"\(1, 1\)")],
+    [(nn.Identity(), r"\(4, 1, 8, 8\)"), (nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), r"\(4, 1\)")],
 )
 def test_a_model_without_logits(model, got):
-    with pytest.raises(InputError, match=rf"the model must return logits of shape \(1, K\) with K >= 2, got {got}"):
+    with pytest.raises(InputError, match=rf"the model must return logits of shape \(4, K\) with K >= 2, got {got}"):
         widemargin.evaluate(model, pictures(5, 4), ["clean"])
 
 

@@ -24,7 +24,8 @@ from report_folders import (
 )
 
 from widemargin import InputError
-from widemargin.reports.inputs.fields import Lines, visible
+from widemargin.records import Lines
+from widemargin.reports.inputs.fields import visible
 from widemargin.reports.inputs.gallery_file import CLASSES, INFLATED, MOST, read_gallery
 from widemargin.reports.inputs.search import search
 from widemargin.reports.page import page as pages

@@ -165,6 +165,8 @@ def test_without_bad_steps_skip_and_stop_train_the_same(tiny, tmp_path, left_in)
     for choice in ("stop", "skip"):
         train(config, out=tmp_path / choice, on_nonfinite=choice)
     stop, skip = (left_in(tmp_path / choice) for choice in ("stop", "skip"))
+    for left in (stop, skip):
+        del left.tensors["last.safetensors"]["train/metrics"]  # the number of skipped steps is one of them
     assert_equal(stop.tensors["last.safetensors"], skip.tensors["last.safetensors"])
     assert [line | {"skipped_steps": 0} for line in stop.metrics] == skip.metrics
 

@@ -338,7 +338,9 @@ def test_an_unfinished_run_without_its_last_checkpoint_begins_anew(tiny, tmp_pat
         (out / name).unlink()
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text("".join(lines[:2]))
-    again = train(config, out=out)
+    with pytest.warns(WidemarginWarning, match=r"after its 2 epochs, so the run begins anew"):
+        again = train(config, out=out)
+    assert (out / "metrics.jsonl.damaged").read_text() == "".join(lines[:2])
     keys = ALWAYS - {"seconds"}
     assert [[line[key] for key in keys] for line in again.metrics] == [
         [line[key] for key in keys] for line in whole.metrics

@@ -135,7 +135,7 @@ def test_watching_does_not_change_what_is_trained(tiny, tmp_path, left_in):
     blind = replace(config, watch=replace(config.watch, test=False, margins=()))
     train(blind, out=tmp_path / "blind")
     watched, blind = (left_in(tmp_path / name).tensors["last.safetensors"] for name in ("watched", "blind"))
-    assert all(value.equal(blind[key]) for key, value in watched.items())
+    assert all(value.equal(blind[key]) for key, value in watched.items() if key != "train/metrics")
 
 
 def test_a_model_that_classifies_nothing_correctly_has_no_margin(tiny, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from widemargin.errors import InputError
 from widemargin.experiments.grid import Point, Sweep, parse_grid, words
 from widemargin.files import make_folder, write_text_whole
 from widemargin.recipes import find_recipe
+from widemargin.records import sealed
 from widemargin.screen import console_for, say, show_table
 from widemargin.training import train
 from widemargin.training.log import Line
@@ -105,6 +106,10 @@ def _check_scored(plan: Sweep, points: Sequence[Point]) -> None:
 def _scores(last: Line, metrics: list[Line]) -> dict[str, Any]:
     """The last epoch's measurements; the score is the best validation value, or the last test value without a split."""
     name = next(key for key in SCORES if key in last)
+    if [line["epoch"] for line in metrics] != list(range(1, len(metrics) + 1)):
+        raise InputError(
+            "metrics of this point are lost, so its best epoch is not known; remove its folder to run it again"
+        )
     values = [line[name] for line in metrics if name in line]
     score = max(values) if name.startswith("validation") else values[-1]
     return {key: value for key, value in last.items() if isinstance(value, float)} | {"score": score, "scored": name}
@@ -132,6 +137,6 @@ def _show(
     if any(score.startswith("test") for score in scores):
         say(console, CHOSEN_ON_TEST)
     record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
-    write_text_whole(out / "sweep.json", json.dumps(record, indent=2) + "\n")
+    write_text_whole(out / "sweep.json", json.dumps(sealed(record), indent=2) + "\n")
     if done:
         say(console, f"as a page: widemargin report {shlex.quote(str(out))}")

@@ -19,10 +19,10 @@ from widemargin.errors import InputError
 from widemargin.evaluation.alarms import Alarm, alarms_of_model, alarms_of_numbers, alarms_of_undecided
 from widemargin.evaluation.arguments import attack_names, number, radii
 from widemargin.evaluation.backend import undisturbed
-from widemargin.evaluation.fits import check_fits, check_search
+from widemargin.evaluation.fits import ANSWERS, LATE, check_answers, check_fits, check_search
 from widemargin.evaluation.gallery import GALLERY, can_be_shown, write_gallery
 from widemargin.evaluation.judge import Judge, Say
-from widemargin.evaluation.notes import UNKNOWN, notes_for, notes_on
+from widemargin.evaluation.notes import UNKNOWN, notes_for, notes_on, notes_on_records
 from widemargin.evaluation.processes import Processes, processes
 from widemargin.evaluation.report import IN_MEMORY, Report, Subject, collect, write_report
 from widemargin.evaluation.searched import searched
@@ -148,7 +148,9 @@ def _run(
         if group.first:
             store.claim(_identity(model, settings, subject))
         first = _first(pieces)
-        classes = check_fits(Wrapped(model, flat=first.flat), first, settings, device)
+        logits = check_fits(Wrapped(model, flat=first.flat), first, settings, device)
+        if group.first:
+            check_answers(Wrapped(model, flat=first.flat), first, logits, store, device)
     numbers: list[int] = []
     to_search: nn.Module | None = None
     with group.agreeing():
@@ -156,14 +158,14 @@ def _run(
             _look(Wrapped(model, flat=first.flat), first, settings, store, device)
         for shard in itertools.chain([first], pieces):
             numbers.append(shard.number)
-            if group.mine(shard.number) and not store.finished(shard.number, shard.digest()):
+            if group.mine(shard.number) and not store.finished(shard):
                 if to_search is None:  # not before something is left to do: it may have to be compiled
                     to_search = searched(model, tf32=settings.search == "tf32", many_like=_many_like(first, settings))
                 wrapped = Wrapped(model, flat=shard.flat)
                 with undisturbed(wrapped):
                     searching = wrapped if to_search is model else Wrapped(to_search, flat=shard.flat)
                     Judge(wrapped, searching, settings, store, device, say).judge(shard)
-    report = _collected(store, numbers, settings, subject, device, classes)
+    report = _collected(store, numbers, settings, subject, device, logits.shape[1])
     if group.first:
         write_report(report, store, numbers)
     group.wait()
@@ -205,7 +207,9 @@ def _collected(
             *alarms_of_undecided(report.undecided),
             *alarms_of_numbers(report.accuracy, settings, report.count),
         ],
-        notes=notes_on(subject) + notes_for(settings, classes, report.refuted, report.again),
+        notes=notes_on(subject)
+        + notes_for(settings, classes, report.refuted, report.again)
+        + notes_on_records(len(store.without_digest), late=bool((store.note(ANSWERS) or {}).get(LATE))),
     )
 
 

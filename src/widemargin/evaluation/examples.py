@@ -7,7 +7,7 @@ from torch import Tensor
 from widemargin.evaluation.backend import PARTS
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings, written
 from widemargin.evaluation.shards import Shard
-from widemargin.evaluation.store import Record
+from widemargin.records import Record
 
 Breakers = Mapping[str, Mapping[int, str]]
 

@@ -1,4 +1,8 @@
-"""Whether a model, its device, the images and the settings go together; seen before any work is done."""
+"""Whether a model, its device, the images, the settings and the records go together; seen before any work is done."""
+
+import hashlib
+import itertools
+import math
 
 import torch
 from torch import Tensor
@@ -9,7 +13,13 @@ from widemargin.evaluation.backend import LEAST_HEIGHT_IN_L2, undisturbed
 from widemargin.evaluation.searched import has_tf32
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
 from widemargin.evaluation.shards import Shard
+from widemargin.evaluation.store import Store
 from widemargin.evaluation.wrapped import Wrapped
+
+ANSWERS, LATE, ASKED = "answers", "late", 8
+"""The record of what the model says to so many images; it may be later than the first verdicts."""
+ROUNDING, HALF = 1e-3, 5e-2
+"""What devices may differ by, as a share of the largest logit: in float32, and in less."""
 
 
 def check_search(settings: EvaluationSettings, device: torch.device) -> None:
@@ -25,10 +35,10 @@ def check_search(settings: EvaluationSettings, device: torch.device) -> None:
         )
 
 
-def check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, device: torch.device) -> int:
+def check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, device: torch.device) -> Tensor:
     """One pass tells whether the model takes these images, can be attacked, and knows every label.
 
-    Returns the number of classes.
+    Returns the logits of the first images.
     """
     if AUTOATTACK in settings.attacks and not shard.shows_images:
         raise InputError(
@@ -40,7 +50,7 @@ def check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, devic
             f"evaluate: autoattack in L2 takes images of at least {LEAST_HEIGHT_IN_L2} rows, where its black-box part "
             f"begins, got shape {tuple(shard.images.shape)}; leave autoattack out"
         )
-    leaf = shard.images[:1].to(device, copy=True).requires_grad_(True)
+    leaf = shard.images[: min(ASKED, settings.batch_size)].to(device, copy=True).requires_grad_(True)
     with torch.enable_grad(), undisturbed(model):
         logits = _taken(model, leaf)
         attackable = not settings.needs_gradients or _reaches(logits, leaf)
@@ -50,7 +60,48 @@ def check_fits(model: Wrapped, shard: Shard, settings: EvaluationSettings, devic
             "torch.no_grad() or torch.inference_mode()"
         )
     check_labels("evaluate", shard.labels, batch=len(shard.labels), num_classes=logits.shape[1])
-    return int(logits.shape[1])
+    return logits.detach()
+
+
+def check_answers(model: Wrapped, shard: Shard, logits: Tensor, store: Store, device: torch.device) -> None:
+    """The first logits are the same, up to rounding, whenever an evaluation goes on: weights are not all of a model.
+
+    Where a model gives other logits from call to call, as far as those may differ, four times over.
+    """
+    images = shard.images[: len(logits)]
+    shown = hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()
+    found = store.note(ANSWERS)
+    if found is None:
+        rows = [[value if math.isfinite(value) else str(value) for value in row] for row in logits.tolist()]
+        store.write_note(ANSWERS, {"images": shown, "logits": rows, LATE: store.begun})
+        return
+    if found["images"] != shown:  # which will be refused
+        return
+    logits = logits.cpu()
+    before = torch.tensor([[float(value) for value in row] for row in found["logits"]], dtype=logits.dtype)
+    if before.shape != logits.shape:
+        raise _other_model(store, f"{before.shape[1]} classes there, {logits.shape[1]} here")
+    largest = float(torch.cat([before, logits]).nan_to_num(0.0, 0.0, 0.0).abs().max())
+    allowed = largest * (ROUNDING if model.dtype in (torch.float32, torch.float64) else HALF)
+    if _apart(before, logits) > allowed:
+        with torch.no_grad(), undisturbed(model):
+            more = [logits, *(model(images.to(device)).cpu() for _ in range(3))]
+        allowed += 4 * max(_apart(one, other) for one, other in itertools.combinations(more, 2))
+        if not _apart(before, logits) <= allowed:
+            raise _other_model(store, f"its logits differ by up to {_apart(before, logits):.3g}")
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The largest difference; infinite where one is a number and the other is not."""
+    same = (one == other) | (one.isnan() & other.isnan())
+    return float(torch.where(same, 0.0, (one - other).abs()).nan_to_num(math.inf).max())
+
+
+def _other_model(store: Store, how: str) -> InputError:
+    return InputError(
+        f"{store.folder} holds an evaluation of another model, of the same weights, which gives other answers to the "
+        f"first images ({how}); give the model it was begun with, or choose another --out"
+    )
 
 
 def _taken(model: Wrapped, leaf: Tensor) -> Tensor:

@@ -20,10 +20,11 @@ from widemargin.evaluation.distance import minimal_distance
 from widemargin.evaluation.examples import example_rows
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
 from widemargin.evaluation.shards import Shard
-from widemargin.evaluation.store import Record, Store
+from widemargin.evaluation.store import Store
 from widemargin.evaluation.wrapped import Wrapped
 from widemargin.margins import effective_margin
 from widemargin.precision import allowing_tf32
+from widemargin.records import Record
 from widemargin.threat import make_threat
 
 Say = Callable[[int, str], None]

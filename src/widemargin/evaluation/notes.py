@@ -32,6 +32,22 @@ def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, 
     return tuple(notes)
 
 
+def notes_on_records(without_digest: int, *, late: bool) -> tuple[str, ...]:
+    """What could not be checked of records of earlier versions."""
+    notes = []
+    if without_digest:
+        notes.append(
+            "Earlier versions wrote shards without a digest; of so many, images, labels and counts were checked, and "
+            f"verdicts could not be: {without_digest}."
+        )
+    if late:
+        notes.append(
+            "An earlier version began this evaluation and did not record the model's answers; only its weights were "
+            "compared when it went on."
+        )
+    return tuple(notes)
+
+
 def notes_on(subject: Subject) -> tuple[str, ...]:
     """Whether public weights may want other images, and whether a run is under way; one may stop early."""
     if subject.normalize == UNKNOWN:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from widemargin.checkpoints import software_versions
+from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import percent
 from widemargin.evaluation.alarms import Alarm
 from widemargin.evaluation.settings import EvaluationSettings, written
@@ -17,9 +18,12 @@ from widemargin.evaluation.store import Store
 from widemargin.files import write_text_whole
 from widemargin.margins import summarize
 from widemargin.ranks import rank_correlation
+from widemargin.records import Digested, digest_of_file, sealed
 
 FORMAT = "widemargin-evaluation-1"
 IN_MEMORY = "tensors in memory"
+EXAMPLES, GALLERY = "examples", "gallery"
+"""Of the digests of these files in ``report.json``, which has one of itself too."""
 _OF_DATA = ("data", "source", "split", "whole")
 
 
@@ -163,6 +167,7 @@ def collect(
                 if name in example:
                     endless = float("inf") if example["verdicts"]["clean"] else float("-inf")
                     measured.setdefault(name, []).append(endless if example[name] is None else float(example[name]))
+    _check_columns(verdicts, measured, settings, store.folder)
     flags = {name: torch.tensor(values, dtype=torch.bool) for name, values in verdicts.items()}
     accuracy = {name: percent(values) for name, values in flags.items()}
     tensors = {name: torch.tensor(values, dtype=torch.float32) for name, values in measured.items()}
@@ -185,6 +190,22 @@ def collect(
     )
 
 
+def _check_columns(
+    verdicts: dict[str, list[bool]], measured: dict[str, list[float]], settings: EvaluationSettings, folder: Path | None
+) -> None:
+    """Every example has every verdict and measurement that the settings ask for."""
+    asked = {"clean", *(settings.label(name, eps) for name in settings.attacks for eps in settings.eps)}
+    asked |= {name for name, wanted in (("margin", settings.margins), ("distance", settings.distance)) if wanted}
+    columns = verdicts | measured
+    count = len(verdicts.get("clean", []))
+    for name in sorted(asked | columns.keys()):
+        if len(columns.get(name, [])) != count:
+            raise InputError(
+                f"{folder}: {len(columns.get(name, []))} of {count} examples in the shards have {name!r}; remove the "
+                "shards that lack it, and the same command makes them again"
+            )
+
+
 def _curves(accuracy: dict[str, float], settings: EvaluationSettings) -> dict[str, list[dict[str, Any]]]:
     names = [name for name in settings.attacks if name != "clean"]
     return {
@@ -200,6 +221,10 @@ def write_report(report: Report, store: Store, shard_numbers: Iterable[int]) -> 
     """``report.json`` and ``examples.jsonl`` in the store's folder."""
     if store.folder is None:
         return
-    lines = [json.dumps(example) for number in shard_numbers for example in store.shard(number)[1]]
-    write_text_whole(store.folder / "examples.jsonl", "\n".join(lines) + "\n")
-    write_text_whole(store.folder / "report.json", json.dumps(report.to_json(), indent=2) + "\n")
+    examples = Digested(example for number in shard_numbers for example in store.shard(number)[1])
+    write_text_whole(store.folder / "examples.jsonl", "".join(json.dumps(example) + "\n" for example in examples))
+    record = report.to_json() | {EXAMPLES: examples.digest}
+    gallery = store.folder / "gallery.npz"
+    if gallery.is_file():
+        record[GALLERY] = digest_of_file(gallery)
+    write_text_whole(store.folder / "report.json", json.dumps(sealed(record), indent=2) + "\n")

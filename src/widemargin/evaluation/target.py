@@ -1,16 +1,21 @@
 """What an evaluation is pointed at: a run folder or a checkpoint file."""
 
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
 from widemargin.checkpoints import PREVIOUS, Description, load_checkpoint, restore_model
+from widemargin.config import RunConfig
+from widemargin.config_files import differences, read_toml
 from widemargin.data import ImageSet
-from widemargin.errors import InputError
+from widemargin.errors import InputError, WidemarginWarning
 from widemargin.files import check_file
 
-BEST, LAST = "best.safetensors", "last.safetensors"
+BEST, LAST, CONFIG = "best.safetensors", "last.safetensors", "config.toml"
+AVERAGED = "averaged"
+"""The folder of averaged weights that are judged beside a run's own, and what their measurements begin with."""
 PICKLED = (".pt", ".pth", ".ckpt")
 """Files of torch, which hold weights from elsewhere."""
 
@@ -50,7 +55,42 @@ def load_target(path: Path) -> Target:
     description = checkpoint.description
     if file.name == PREVIOUS:
         description = replace(description, selection="the checkpoint before the last one")
+    if path.is_dir():
+        _check_folder(path, file, description)
+        if file.name == LAST and _chose(description.run_config(), description.epoch):
+            warnings.warn(
+                f"{path / BEST} is missing; these are the run's last weights", WidemarginWarning, stacklevel=2
+            )
+            lost = f"; {BEST}, chosen on held-out images, is missing"
+            description = replace(description, selection=description.selection + lost)
     return Target(model=restore_model(checkpoint, source=file), path=file, description=description)
+
+
+def _check_folder(folder: Path, file: Path, description: Description) -> None:
+    """Refuse weights that are not of the run whose folder this is."""
+    beside = folder.name == AVERAGED and not (folder / CONFIG).is_file()
+    config = (folder.parent if beside else folder) / CONFIG
+    if not config.is_file():
+        return
+    run = read_toml(config)
+    if beside and run.averaging is not None:
+        run = replace(run, averaging=replace(run.averaging, beside=False))
+    check_run(file, description, run)
+
+
+def check_run(file: Path, description: Description, config: RunConfig) -> None:
+    """Refuse a checkpoint of another run than this."""
+    changed = differences(description.run_config(), config)
+    if changed:
+        raise InputError(
+            f"{file} is of another run than the {CONFIG} of its folder ({'; '.join(changed[:3])}); put back the one "
+            "that belongs there"
+        )
+
+
+def _chose(config: RunConfig, epoch: int) -> bool:
+    """Whether the run has chosen best weights by then."""
+    return config.data.held_out > 0 and epoch >= min(config.watch.every, config.epochs)
 
 
 def _checkpoint_file(path: Path) -> Path:

@@ -4,19 +4,20 @@ The run is inside, and ``result.json`` when it is judged. Tables that share a ro
 another row's run keeps beside its own (``Recipe.kept_by``) is trained there (``kept``).
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from widemargin.checkpoints import read_checksum
 from widemargin.config import RunConfig
 from widemargin.config_files import differences, read_toml
 from widemargin.errors import InputError
+from widemargin.evaluation.target import BEST, CONFIG, LAST
 from widemargin.experiments.quick import quick
 from widemargin.recipes import Recipe, find_recipe
 from widemargin.recipes.tables import Row, Table
-from widemargin.training.claim import CONFIG
+from widemargin.records import read_table
 
 RUN, RESULT, REPORT = "run", "result.json", "report.json"
 
@@ -60,7 +61,14 @@ class Job:
         path = self.folder / RESULT
         if not path.is_file():
             return None
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        result = read_table(path, "remove it, and the same command judges the job again")
+        ours = self.row.recipe.name, self.seed
+        told = result.get("recipe", ours[0]), result.get("seed", ours[1])
+        if told != ours:
+            raise InputError(
+                f"{path} is of {told[0]}, seed {told[1]}, and its folder is of {ours[0]}, seed {ours[1]}; put back its "
+                "own, or remove it, and the same command judges the job again"
+            )
         if result["quick"] != self.quick:
             raise InputError(
                 f"{path} is of a run {_kind(result['quick'])}, this one is {_kind(self.quick)}; choose another --out"
@@ -85,7 +93,14 @@ class Job:
     def judged_with(self, judgment: str) -> dict[str, Any] | None:
         """The report of a later judgment, if it is done."""
         path = self.folder / judgment / REPORT
-        report: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if not path.is_file():
+            return None
+        remedy = f"remove the folder {path.parent}, and the same command judges again"
+        report = read_table(path, remedy)
+        weights = next((file for name in (BEST, LAST) if (file := self.folder / RUN / name).is_file()), None)
+        ours = None if weights is None else read_checksum(weights)
+        if ours is not None and report.get("checkpoint") not in (None, ours):
+            raise InputError(f"{path} is of other weights than {weights}; put back its own, or {remedy}")
         return report
 
 

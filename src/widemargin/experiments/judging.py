@@ -17,11 +17,13 @@ from widemargin.checkpoints import software_versions
 from widemargin.config import EvaluationConfig, RunConfig
 from widemargin.config_files import to_dict
 from widemargin.data import ImageSet, in_order, load
+from widemargin.errors import InputError
 from widemargin.evaluation import Report, Target, evaluate, load_target, measure_margins
 from widemargin.evaluation.margins import MeasuredMargins
 from widemargin.evaluation.searched import has_tf32
 from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE
 from widemargin.evaluation.subject import subject_of
+from widemargin.evaluation.target import BEST
 from widemargin.experiments.hardware import hardware_name
 from widemargin.experiments.job import RESULT, RUN, Job
 from widemargin.experiments.judgments import Judgment, judgment_of
@@ -29,6 +31,7 @@ from widemargin.experiments.quick import ATTACK_STEPS
 from widemargin.files import write_text_whole
 from widemargin.margins.histogram import WIDTHS, count_margins
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config
+from widemargin.records import sealed
 from widemargin.training import RunResult
 from widemargin.training.setup import Splits
 from widemargin.training.watch import batch_size, first_samples, training_points
@@ -46,6 +49,11 @@ def judge(job: Job, run: RunResult, splits: Splits, *, device: torch.device, wor
     began = time.monotonic()
     config = job.config
     target = load_target(run.folder)
+    if config.data.held_out and target.description.which != "best":
+        raise InputError(
+            f"{run.folder} has lost its best weights, by which the row is judged; put back a copy of {BEST}, or "
+            "remove the folder to train again"
+        )
     model = target.model.to(device)
     accuracy = _accuracy(job, model, splits.test, target)
     measured = _margins(job, model, splits) if job.margins else {}
@@ -61,6 +69,7 @@ def judge(job: Job, run: RunResult, splits: Splits, *, device: torch.device, wor
         "selection": target.description.selection,
         "epoch": target.description.epoch,
         "training_seconds": round(sum(line["seconds"] for line in run.metrics), 3),
+        **_lost(run),
         "evaluation_seconds": round(time.monotonic() - began, 3),
         "workers": workers,
         "device": hardware_name(device),
@@ -68,7 +77,13 @@ def judge(job: Job, run: RunResult, splits: Splits, *, device: torch.device, wor
         "versions": software_versions(),
         "config": to_dict(config),
     }
-    write_text_whole(job.folder / RESULT, json.dumps(result, indent=2) + "\n")
+    write_text_whole(job.folder / RESULT, json.dumps(sealed(result), indent=2) + "\n")
+
+
+def _lost(run: RunResult) -> dict[str, int]:
+    """How many epochs have no line in the metrics, where some were lost: their time and curves are missing."""
+    lost = run.epoch - len(run.metrics)
+    return {"epochs_lost": lost} if lost else {}
 
 
 def _margins(job: Job, model: nn.Module, splits: Splits) -> dict[str, MeasuredMargins]:

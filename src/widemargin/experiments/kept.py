@@ -12,11 +12,11 @@ from pathlib import Path
 from widemargin.checkpoints import load_checkpoint, save_checkpoint
 from widemargin.config import RunConfig
 from widemargin.config_files import to_dict, to_toml
+from widemargin.evaluation.target import CONFIG
 from widemargin.experiments.job import RUN, Job
 from widemargin.files import make_folder, write_text_whole
 from widemargin.training import RunResult
 from widemargin.training.alarms import new_alarms
-from widemargin.training.claim import CONFIG
 from widemargin.training.log import METRICS, Line
 from widemargin.training.watch import AVERAGED, MEASURED
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from widemargin.records import shortened
 from widemargin.reports.changes import changes
 from widemargin.reports.inputs.evaluation import Evaluation
-from widemargin.reports.inputs.fields import shortened
 from widemargin.reports.inputs.run_folder import Run
 from widemargin.reports.reference import Reference
 
@@ -112,6 +112,7 @@ def _other_step(evaluation: Evaluation, reference: Reference | None) -> list[str
 
 def state(run: Run) -> list[str]:
     """How far an unfinished run is."""
+    lost = [f"the metrics of {run.lost} epochs are lost"] if run.lost else []
     if run.finished or run.unread or run.planned is None:
-        return []
-    return [f"epoch {run.done} of {run.planned}"]
+        return lost
+    return [f"epoch {run.done} of {run.planned}", *lost]

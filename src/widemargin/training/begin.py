@@ -38,7 +38,7 @@ def begin(
         share_networks(state.nets, group, sync_bn=options.sync_bn)
         plan = plan_for(group, make_plan(options.engine, state.nets.model, splits.train.image_shape, device))
         if group.first:
-            resume(state, folder)
+            resume(state, folder, config)
     hand_out(state, group)
     steps = make_steps(plan, state, config)
     fuse = plan.engine == "fast" and device.type == "cuda"

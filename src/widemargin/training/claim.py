@@ -11,11 +11,9 @@ from widemargin.checkpoints import PREVIOUS
 from widemargin.config import RunConfig
 from widemargin.config_files import differences, read_toml, to_toml
 from widemargin.errors import InputError
-from widemargin.evaluation.target import BEST, LAST
+from widemargin.evaluation.target import BEST, CONFIG, LAST
 from widemargin.files import held, make_folder, write_text_whole
 from widemargin.partial_file import is_partial
-
-CONFIG = "config.toml"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from widemargin.errors import WidemarginWarning
 from widemargin.training.alarms import new_alarms
 from widemargin.training.distributed import check_alike
 from widemargin.training.epoch_metrics import training_metrics
-from widemargin.training.log import Line, append_line, read_metrics
+from widemargin.training.log import Line, append_line, digest_line, read_metrics
 from widemargin.training.progress import TrainingDisplay
 from widemargin.training.refusal import check_finite, refuse_not_finite
 from widemargin.training.run_checkpoint import save, save_at_epoch_end, save_beside, save_in_mid_epoch
@@ -47,7 +47,9 @@ def finish_epoch(state: TrainState, run: Run, display: TrainingDisplay, *, began
         save_beside(state, run, "best", scores_beside)
     with run.group.agreeing():
         if run.group.first:
-            _note(run, line)  # before the checkpoint: a crash between the two repeats the epoch and its line
+            state.metrics[state.epoch] = _note(
+                run, line
+            )  # before the checkpoint: a crash between the two repeats the epoch and its line
     save_at_epoch_end(state, run, scores, scores_beside)
     display.epoch_line(line, config.epochs)
 
@@ -92,8 +94,8 @@ def _interruptible(state: TrainState, run: Run) -> Iterator[None]:
         raise
 
 
-def _note(run: Run, line: Line) -> None:
-    """Write the epoch's line, with the alarms it raises; each is told once in a run."""
+def _note(run: Run, line: Line) -> int:
+    """Write the epoch's line, with the alarms it raises, each told once in a run; returns its digest."""
     alarms = new_alarms([*read_metrics(run.folder), line], run.config)
     if alarms:
         line["alarms"] = [alarm.name for alarm in alarms]
@@ -101,3 +103,4 @@ def _note(run: Run, line: Line) -> None:
     for alarm in alarms:
         told = f"{run.config.name}: epoch {line['epoch']}: {alarm.message}; {alarm.suggestion}"
         warnings.warn(told, WidemarginWarning, stacklevel=2)
+    return digest_line(line)

@@ -8,6 +8,7 @@ changes the numbers, where it is not the default.
 """
 
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,11 @@ from pathlib import Path
 from widemargin.checkpoints import (
     PREVIOUS,
     Checkpoint,
+    DamagedError,
     Description,
     Which,
     fitting,
+    load_checkpoint,
     load_newest,
     load_weights,
     save_checkpoint,
@@ -25,30 +28,78 @@ from widemargin.checkpoints import (
 )
 from widemargin.config import RunConfig
 from widemargin.config_files import to_dict
-from widemargin.evaluation.target import BEST, LAST
+from widemargin.errors import InputError, WidemarginWarning
+from widemargin.evaluation.target import AVERAGED, BEST, LAST, check_run
 from widemargin.files import make_folder
 from widemargin.precision import convolutions_use_tf32
-from widemargin.training.log import Line, keep_until, read_metrics
+from widemargin.training.log import Line, keep_until, read_whole
 from widemargin.training.refusal import check_finite, refuse_not_finite
-from widemargin.training.selection import describe_selection
-from widemargin.training.state import TrainState
+from widemargin.training.selection import describe_selection, score_of
+from widemargin.training.state import Best, TrainState
 from widemargin.training.sync_batch_norm import has_own_statistics
 from widemargin.training.underway import Run
-from widemargin.training.watch import AVERAGED
 
 Scores = Mapping[str, float]
 NONE: Scores = {}
 
 
-def resume(state: TrainState, folder: Path) -> None:
+def resume(state: TrainState, folder: Path, config: RunConfig) -> None:
     """Take the newest checkpoint of the folder, if there is one; metrics of later epochs are dropped."""
     newest = load_newest(folder / LAST, folder / PREVIOUS)
     if newest is not None:
         checkpoint, path = newest
+        check_run(path, checkpoint.description, config)
         load_weights(state.judged, checkpoint.weights, source=path)
         with fitting(path):
             state.restore(checkpoint.training, epoch=checkpoint.description.epoch, step=checkpoint.description.step)
-    keep_until(folder, state.epoch)
+        _check_best(state.best, folder, config, averaged=state.judged is state.average)
+        _check_best(state.best_beside, folder / AVERAGED, config, averaged=True)
+    state.metrics = keep_until(folder, state.epoch, state.metrics or None)
+
+
+def _check_best(best: Best | None, folder: Path, config: RunConfig, *, averaged: bool) -> None:
+    """The best weights so far must be there and this run's; missing ones are saved again from a checkpoint of theirs.
+
+    Where there is none, that is told: later epochs are still compared with the best.
+    """
+    path = folder / BEST
+    if best is None:
+        return
+    if path.is_file():
+        description = load_checkpoint(path).description
+        check_run(path, description, _whose_weights_count(config) if averaged else config)
+        if description.epoch == best.epoch and score_of(description.scores) != best.score:
+            raise InputError(
+                f"{path} is not what this run saved in epoch {best.epoch}; put that back, or remove it to go on without"
+            )
+        if description.epoch >= best.epoch:  # a later one is that of an epoch about to be trained again
+            return
+    for kept in (folder / LAST, folder / PREVIOUS):
+        found = _of_epoch(kept, best)
+        if found is not None:
+            selection = describe_selection(config, "best", averaged=averaged)
+            description = replace(found.description, which="best", selection=selection)
+            save_checkpoint(path, Checkpoint(found.weights, {}, description))
+            warnings.warn(f"{path} was missing and is saved again from {kept.name}", WidemarginWarning, stacklevel=2)
+            return
+    warnings.warn(
+        f"{path} is missing: the weights of epoch {best.epoch}, the best so far, are lost; the run goes on and keeps a "
+        "later epoch only if it is better than that one; put back a copy, if there is one",
+        WidemarginWarning,
+        stacklevel=2,
+    )
+
+
+def _of_epoch(path: Path, best: Best) -> Checkpoint | None:
+    """The checkpoint at the end of that epoch, if this is one."""
+    try:
+        found = load_checkpoint(path) if path.is_file() else None
+    except DamagedError:
+        return None
+    at = (
+        None if found is None else (found.description.epoch, found.description.step, score_of(found.description.scores))
+    )
+    return found if at == (best.epoch, 0, best.score) else None
 
 
 def finished_without_last(folder: Path, config: RunConfig) -> list[Line] | None:
@@ -58,8 +109,11 @@ def finished_without_last(folder: Path, config: RunConfig) -> list[Line] | None:
     """
     if not (folder / BEST).is_file() or any((folder / name).exists() for name in (LAST, PREVIOUS)):
         return None
-    metrics = read_metrics(folder)
-    return metrics if metrics and metrics[-1]["epoch"] == config.epochs else None
+    description, metrics = load_checkpoint(folder / BEST).description, read_whole(folder)
+    check_run(folder / BEST, description, config)
+    done = metrics[-1]["epoch"] if metrics else 0
+    over = config.stopping is not None and done - description.epoch >= config.stopping.patience * config.watch.every
+    return metrics if done == config.epochs or over else None
 
 
 def save_in_mid_epoch(state: TrainState, run: Run) -> None:

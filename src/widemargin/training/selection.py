@@ -9,10 +9,16 @@ from widemargin.training.state import Best, TrainState
 
 def better(best: Best | None, measured: Mapping[str, Any], epoch: int) -> Best | None:
     """This epoch, if it is better than the best so far on the validation split; under attack, where one is watched."""
-    score = measured.get("validation_robust", measured.get("validation_clean"))
+    score = score_of(measured)
     if score is None or (best is not None and score <= best.score):
         return None
     return Best(score=score, epoch=epoch)
+
+
+def score_of(measured: Mapping[str, Any]) -> float | None:
+    """What epochs are compared by; None where nothing was measured on a validation split."""
+    score: float | None = measured.get("validation_robust", measured.get("validation_clean"))
+    return score
 
 
 def patience_is_over(state: TrainState, config: RunConfig) -> bool:

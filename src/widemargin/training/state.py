@@ -40,6 +40,8 @@ class TrainState:
     """Per-sample sums over the epoch under way, on the device: reading them is the only time training waits."""
     best: Best | None = None
     best_beside: Best | None = None
+    metrics: dict[int, int] = field(default_factory=dict)
+    """Epoch -> the digest of its line in the metrics (``log``)."""
     guard: Guard | None = None
     """What looks for values that are not finite; no part of what a resumed run needs."""
     saved_at: float = -math.inf
@@ -94,6 +96,8 @@ class TrainState:
         for name, best in (("best", self.best), ("best_beside", self.best_beside)):
             if best is not None:
                 stored[name] = torch.tensor([best.score, best.epoch], dtype=torch.float64)
+        if self.metrics:
+            stored["metrics"] = torch.tensor(list(self.metrics.items()), dtype=torch.int64)
         return stored
 
     def restore(self, stored: Tensors, *, epoch: int, step: int) -> None:
@@ -108,6 +112,7 @@ class TrainState:
         for name, net in self._unjudged().items():
             net.load_state_dict(_below(name, stored))
         self.best, self.best_beside = (_best(stored.get(name)) for name in ("best", "best_beside"))
+        self.metrics = dict(stored["metrics"].tolist()) if "metrics" in stored else {}
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for net_name, net in self.nets.all().items():

@@ -13,6 +13,7 @@ from widemargin.data import ImageSet, as_floats, in_order
 from widemargin.evaluation.accuracy import ALONE, percent, verdicts
 from widemargin.evaluation.margins import MeasuredMargins, measure_margins
 from widemargin.evaluation.processes import Processes
+from widemargin.evaluation.target import AVERAGED as AVERAGED
 from widemargin.models import CNNConfig, MLPConfig
 from widemargin.modes import copied_buffers, with_buffers
 from widemargin.precision import full_float32
@@ -22,8 +23,6 @@ from widemargin.types import Nets
 Metrics = dict[str, float]
 MEASURED = ("validation_", "test_", "train_margin_")
 """What the names of measurements begin with."""
-AVERAGED = "averaged"
-"""Averaged weights that are judged beside the trained ones: their folder, and what their measurements begin with."""
 BATCH = 500
 """Images measured at once."""
 LIGHT: dict[type, tuple[int, int]] = {MLPConfig: (1024, 2500), CNNConfig: (3072, 1000)}

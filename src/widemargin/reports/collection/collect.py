@@ -17,13 +17,14 @@ import torch
 from widemargin.errors import InputError
 from widemargin.files import make_folder, write_text_whole
 from widemargin.margins.histogram import WIDTHS, count_margins
+from widemargin.records import read_lines, read_text
 from widemargin.reports.changes import changes
 from widemargin.reports.collection import layout
 from widemargin.reports.collection.found_jobs import FoundJob, find_jobs
 from widemargin.reports.collection.rounding import rounded
-from widemargin.reports.inputs.evaluation_folder import REPORT
+from widemargin.reports.inputs.evaluation_folder import EXAMPLES_DIGEST, GALLERY_DIGEST, REPORT
 from widemargin.reports.inputs.examples import EXAMPLES, Examples, read_examples
-from widemargin.reports.inputs.fields import Fields, read_json, read_lines, read_text
+from widemargin.reports.inputs.fields import Fields, read_json
 
 PAIRS, DIGITS = 1000, 4
 LEFT_OUT = ("config", "histograms", "quick")
@@ -96,7 +97,7 @@ def _report(folder: Path) -> dict[str, Any]:
     content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise InputError(f"{path} must be a table; evaluate again")
-    return {key: value for key, value in content.items() if key != "target"}
+    return {key: value for key, value in content.items() if key not in ("target", EXAMPLES_DIGEST, GALLERY_DIGEST)}
 
 
 def _margins(job: FoundJob) -> dict[str, Any]:

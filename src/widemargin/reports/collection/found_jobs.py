@@ -8,6 +8,7 @@ from pathlib import Path
 from widemargin.errors import InputError
 from widemargin.reports.collection.layout import RESULT, ROWS
 from widemargin.reports.inputs.fields import Fields, read_json
+from widemargin.reports.inputs.result_file import AGAIN
 
 RUN = "run"
 
@@ -62,7 +63,7 @@ def _look(folder: Path, found: FoundJobs) -> None:
         if (folder / RUN).is_dir() or (folder.name.startswith("seed-") and (folder / "output.txt").is_file()):
             found.unfinished.append(folder)
         return
-    content = read_json(path)
+    content = read_json(path, AGAIN)
     if not isinstance(content, dict) or not {"recipe", "seed", "accuracy", "quick"} <= content.keys():
         return
     result = Fields(path, content)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from widemargin.records import read_text
 from widemargin.reports.collection import layout
 from widemargin.reports.collection.autoattack_text import TITLE, autoattack_text
 from widemargin.reports.collection.by_seed import by_seed
@@ -23,7 +24,6 @@ from widemargin.reports.collection.table_text import (
     table_text,
 )
 from widemargin.reports.collection.tree import CollectedJob
-from widemargin.reports.inputs.fields import read_text
 from widemargin.reports.notes import differences
 from widemargin.reports.tables import plain
 

@@ -6,7 +6,7 @@ A report reads files and nothing of the package that trains; ``checkpoints.read_
 import json
 from pathlib import Path
 
-from widemargin.reports.inputs.fields import TEXT
+from widemargin.records import TEXT
 
 METADATA, CHECKSUM = "widemargin", "checksum"
 

@@ -1,6 +1,7 @@
 """An evaluation folder: ``report.json``, ``examples.jsonl`` and, where asked for, ``gallery.npz``."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 from widemargin.errors import InputError
@@ -10,6 +11,8 @@ from widemargin.reports.inputs.fields import Fields, attempted, read_json
 from widemargin.reports.inputs.gallery_file import GALLERY, read_gallery
 
 REPORT = "report.json"
+AGAIN = "evaluate again, which makes it anew from the shards"
+EXAMPLES_DIGEST, GALLERY_DIGEST = "examples", "gallery"
 COLUMNS = 1000
 """Accuracies of one evaluation: some attacks at some eps."""
 FAMILY, FORMAT = "widemargin-evaluation-", "widemargin-evaluation-1"
@@ -18,7 +21,7 @@ FAMILY, FORMAT = "widemargin-evaluation-", "widemargin-evaluation-1"
 def read_evaluation(folder: Path, faults: list[str] | None = None) -> Evaluation | None:
     """Read a finished evaluation; None where ``report.json`` is somebody else's."""
     path = folder / REPORT
-    content = read_json(path)
+    content = read_json(path, AGAIN)
     if not isinstance(content, dict) or not str(content.get("format", "")).startswith(FAMILY):
         return None
     if content["format"] != FORMAT:
@@ -72,8 +75,8 @@ def _evaluation(folder: Path, report: Fields, faults: list[str] | None) -> Evalu
         precision=report.text("precision"),
         seconds=report.table("seconds").numbers(),
         config=report.table("config").values,
-        examples=attempted(read_examples, folder / EXAMPLES, faults),
-        gallery=attempted(read_gallery, folder / GALLERY, faults),
+        examples=attempted(partial(read_examples, digest=report.text(EXAMPLES_DIGEST)), folder / EXAMPLES, faults),
+        gallery=attempted(partial(read_gallery, digest=report.text(GALLERY_DIGEST)), folder / GALLERY, faults),
     )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
-from widemargin.reports.inputs.fields import Fields, Lines
+from widemargin.records import Digested, Lines, changed
+from widemargin.reports.inputs.fields import Fields
 
 EXAMPLES = "examples.jsonl"
 
@@ -35,9 +36,15 @@ class Examples:
         return [(m, d) for m, d, right in rows if right and m is not None and d is not None]
 
 
-def read_examples(path: Path) -> Examples | None:
-    """The examples of an evaluation; None without any."""
-    return examples_of(path, Lines(path)) if path.is_file() else None
+def read_examples(path: Path, digest: str = "") -> Examples | None:
+    """The examples of an evaluation, whose report may know their digest; None without any."""
+    if not path.is_file():
+        return None
+    lines = Digested(Lines(path))
+    examples = examples_of(path, lines)
+    if digest and lines.digest != digest:
+        raise changed(path, "evaluate again, which makes it anew from the shards, or move it away")
+    return examples
 
 
 def examples_of(path: Path, lines: Iterable[Mapping[str, Any]]) -> Examples | None:

@@ -1,24 +1,16 @@
-"""Files that others wrote: what is missing is left out, what is wrong is refused in one line that names the file.
+"""Files that others wrote: what is missing is left out, what is wrong is refused in one line that names the file."""
 
-Every reader has a bound, so that no file can take more time or memory than a page is worth.
-"""
-
-import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from widemargin.errors import InputError
+from widemargin.records import parsed, read_text, shortened, sound, unsealed
 from widemargin.written import Written
 
-MIB = 2**20
-TEXT, LINES, LINE = 8 * MIB, 128 * MIB, MIB // 4
-"""Bytes of a file that is read as a whole, of one that is read line by line, and of one of its lines."""
-ENTRIES, DEPTH, WORDS = 100_000, 40, 4096
-"""Entries of a list or a table, tables inside each other, characters of a text."""
 LARGEST = 1e30
 """No number that we measure is larger, and no chart could show one."""
 T = TypeVar("T")
@@ -134,11 +126,6 @@ class Fields:
         return InputError(f"{self.path}: {self.prefix}{key} must be {wanted}, got {shortened(repr(value))}")
 
 
-def shortened(text: str, length: int = 60) -> str:
-    """At most ``length`` characters of a text."""
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
 _UNSEEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
@@ -160,106 +147,7 @@ def attempted(read: Callable[[Path], T], path: Path, faults: list[str] | None) -
         return None
 
 
-def read_text(path: Path, most: int = TEXT) -> str:
-    """A file's text."""
-    try:
-        with _opened(path) as stream:
-            content = stream.read(most + 1)
-        if len(content) > most:
-            raise _too_large(path, most)
-        return content.decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text; was it damaged?") from None
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def read_json(path: Path) -> Any:
-    """A whole JSON file."""
-    text = read_text(path)
-    try:
-        return sound(path, json.loads(text))
-    except InputError:
-        raise
-    except (ValueError, RecursionError) as error:
-        place = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else _why(error)
-        raise InputError(
-            f"{path} is not valid JSON ({place}); was it cut off? Write it again, or move it away"
-        ) from None
-
-
-@dataclass
-class Lines:
-    """The JSON lines of a file that is being written, one after the other; ``cut_off`` when the last one was."""
-
-    path: Path
-    most: int = LINES
-    cut_off: bool = False
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        try:
-            with _opened(self.path) as stream:
-                yield from self._tables(stream)
-        except OSError as error:
-            raise _unreadable(self.path, error) from None
-
-    def _tables(self, stream: IO[bytes]) -> Iterator[dict[str, Any]]:
-        left, number = self.most, 0
-        while text := stream.readline(LINE + 1):
-            left, number = left - len(text), number + 1
-            if len(text) > LINE:
-                raise InputError(f"{self.path}: line {number} has more than {LINE:,} bytes; was the file damaged?")
-            if left < 0 or number > ENTRIES * 10:
-                raise _too_large(self.path, self.most)
-            try:
-                line = json.loads(text.decode("utf-8", errors="replace"))
-            except (ValueError, RecursionError) as error:
-                if isinstance(error, json.JSONDecodeError) and not stream.read(1):
-                    self.cut_off = True
-                    return
-                why = "" if isinstance(error, json.JSONDecodeError) else f" ({_why(error)})"
-                raise InputError(f"{self.path}: line {number} is not valid JSON{why}; was the file damaged?") from None
-            if not isinstance(line, dict):
-                raise InputError(f"{self.path}: line {number} must be a table, got {shortened(repr(line))}")
-            yield sound(self.path, line)
-
-
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """All JSON lines of a file that is being written, and whether the last one is cut off."""
-    lines = Lines(path)
-    return list(lines), lines.cut_off
-
-
-def sound(path: Path, value: Any, depth: int = 0) -> Any:
-    """The same; refused where it is too deep, too long or holds a whole number that no machine counts with."""
-    if depth > DEPTH:
-        raise InputError(f"{path} holds tables more than {DEPTH} deep; was it damaged?")
-    if isinstance(value, dict | list):
-        if len(value) > ENTRIES:
-            raise InputError(f"{path} holds {len(value):,} entries in one place, more than {ENTRIES:,}")
-        for inner in [*value, *value.values()] if isinstance(value, dict) else value:
-            sound(path, inner, depth + 1)
-    elif isinstance(value, str) and len(value) > WORDS:
-        raise InputError(f"{path} holds a text of {len(value):,} characters, more than {WORDS:,}")
-    elif isinstance(value, int) and abs(value) >= 2**64:
-        raise InputError(f"{path} holds a whole number of more than 64 bits; was it damaged?")
-    return value
-
-
-def _opened(path: Path) -> IO[bytes]:
-    """A pipe would never end, and a device never begin."""
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is not a file")
-    return path.open("rb")
-
-
-def _why(error: Exception) -> str:
-    return "too deep" if isinstance(error, RecursionError) else "a number too long"
-
-
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"cannot read {path}: {error.strerror or error}")
-
-
-def _too_large(path: Path, most: int) -> InputError:
-    return InputError(f"{path} is larger than the {most // MIB} MiB that a report reads of such a file")
+def read_json(path: Path, remedy: str = "Write it again, or move it away") -> Any:
+    """A whole JSON file that is fit to be shown; a table of ours must fit its digest."""
+    content = sound(path, parsed(path, read_text(path), remedy))
+    return unsealed(content, path=path, remedy=remedy) if isinstance(content, dict) else content

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from widemargin.errors import InputError
-from widemargin.reports.inputs.fields import MIB
+from widemargin.records import MIB, changed, digest_of_file
 
 GALLERY = "gallery.npz"
 MOST = 24
@@ -38,10 +38,12 @@ class Gallery:
     attack: str
 
 
-def read_gallery(path: Path) -> Gallery | None:
-    """Read the gallery; None where there is none."""
+def read_gallery(path: Path, digest: str = "") -> Gallery | None:
+    """Read the gallery, whose report may know its digest; None where there is none."""
     if not path.is_file():
         return None
+    if digest and digest_of_file(path) != digest:
+        raise changed(path, "remove it, and evaluate again")
     try:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             held = {name.removesuffix(".npy"): archive.getinfo(name) for name in archive.namelist()}

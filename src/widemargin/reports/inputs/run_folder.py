@@ -1,5 +1,6 @@
 """A run folder: what was asked for (``config.toml``) and what each epoch measured (``metrics.jsonl``)."""
 
+import math
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -8,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
+from widemargin.records import ENTRIES, MIB, Lines, read_text, sound
 from widemargin.reports.inputs.checkpoint_file import read_checksum
-from widemargin.reports.inputs.fields import ENTRIES, LARGEST, MIB, Fields, Lines, attempted, read_text, sound
+from widemargin.reports.inputs.fields import LARGEST, Fields, attempted
 
 CONFIG, METRICS = "config.toml", "metrics.jsonl"
 ALARMS = 10_000
@@ -47,6 +49,11 @@ class Run:
     def done(self) -> int:
         """The last epoch measured."""
         return int(self.epochs[-1]["epoch"]) if self.epochs else 0
+
+    @property
+    def lost(self) -> int:
+        """How many epochs before the last one have no line: they were damaged."""
+        return max(0, self.done - len(self.epochs))
 
     @property
     def may_stop_early(self) -> bool:
@@ -125,7 +132,12 @@ def _read_metrics(path: Path) -> _Metrics:
     for number, line in enumerate(lines, start=1):
         if number > ENTRIES:
             raise InputError(f"{path} has more than {ENTRIES:,} lines; is it a metrics file?")
-        epoch = _epoch(path, number, line)
+        epoch, before = _epoch(path, number, line), found.epochs[-1]["epoch"] if found.epochs else -math.inf
+        if epoch["epoch"] <= before:
+            raise InputError(
+                f"{path}: line {number} is of epoch {epoch['epoch']:g}, after one of epoch {before:g}; train on this "
+                "folder again, which puts the file in order, or put back a copy"
+            )
         alarms = Fields(path, line, f"line {number}: ").texts("alarms")
         found.epochs.append(epoch)
         found.alarms += [RunAlarm(int(epoch["epoch"]), alarm) for alarm in alarms]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
-from widemargin.reports.inputs.fields import Fields, read_json, shortened
+from widemargin.records import shortened
+from widemargin.reports.inputs.fields import Fields, read_json
 from widemargin.reports.inputs.run_folder import CONFIG, read_config
 
 SWEEP, POINTS = "sweep.json", "points"
@@ -46,7 +47,7 @@ class Sweep:
 def read_sweep(folder: Path) -> Sweep | None:
     """Read a sweep; None where ``sweep.json`` is somebody else's."""
     path = folder / SWEEP
-    content = read_json(path)
+    content = read_json(path, "give the same widemargin sweep again, which writes it anew")
     if not isinstance(content, dict) or not {"grid", "points"} <= content.keys():
         return None
     file = Fields(path, content)

@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from widemargin.errors import InputError
+from widemargin.records import DIGEST, MIB, Lines, check_shard, read_text
 from widemargin.reports.inputs.evaluation import Evaluation, Radius
 from widemargin.reports.inputs.evaluation_folder import COLUMNS
 from widemargin.reports.inputs.examples import examples_of
-from widemargin.reports.inputs.fields import MIB, Fields, Lines, attempted, read_json
+from widemargin.reports.inputs.fields import Fields, attempted, read_json
 
 SETTINGS, SHARDS = "settings.json", "shards"
 SHARD = 32 * MIB
@@ -37,7 +39,7 @@ def read_unfinished(folder: Path, faults: list[str] | None = None) -> Evaluation
     if not isinstance(content, dict) or not {"attacks", "eps", "norm"} <= content.keys():
         return None
     settings, tally = Fields(folder / SETTINGS, content), _Tally()
-    examples = examples_of(folder / SHARDS, tally.counted(_examples(folder / SHARDS, faults)))
+    examples = examples_of(folder / SHARDS, tally.counted(_examples(folder / SHARDS, content, faults)))
     return Evaluation(
         folder=folder,
         file=settings.path,
@@ -57,21 +59,27 @@ def read_unfinished(folder: Path, faults: list[str] | None = None) -> Evaluation
     )
 
 
-def _examples(shards: Path, faults: list[str] | None) -> Iterator[Table]:
-    """The lines of all shards that are examples; the first of each is a header. A damaged shard is left out whole."""
+def _examples(shards: Path, settings: Table, faults: list[str] | None) -> Iterator[Table]:
+    """The examples of all shards, each shard once. A damaged one is left out whole."""
+    seen: dict[int, Path] = {}
     for path in sorted(shards.glob("*.jsonl")):
-        yield from attempted(_shard, path, faults) or ()
+        yield from attempted(partial(_shard, settings=settings, seen=seen), path, faults) or ()
 
 
-def _shard(path: Path) -> Sequence[Table]:
-    """Its examples, each of which can be shown."""
-    lines = [
-        {key: line[key] for key in KEPT if key in line}
-        for line in Lines(path, SHARD)
-        if isinstance(line.get("verdicts"), dict)
+def _shard(path: Path, settings: Table, seen: dict[int, Path]) -> Sequence[Table]:
+    """Its examples, each of which can be shown; ``seen`` are the shards so far, by their first image."""
+    lines: Sequence[Table] = list(Lines(path, SHARD))
+    if lines and DIGEST in lines[0]:
+        images = path.with_suffix(".sha256")
+        header, lines = check_shard(path, lines, settings, read_text(images).strip() if images.is_file() else "")
+        other = seen.setdefault(header["first"], path)
+        if other != path:
+            raise InputError(f"{path} holds the same images as {other}; remove one of them")
+    examples = [  # a header has no verdicts; in earlier versions it may be missing
+        {key: line[key] for key in KEPT if key in line} for line in lines if isinstance(line.get("verdicts"), dict)
     ]
-    examples_of(path, lines)
-    return lines
+    examples_of(path, examples)
+    return examples
 
 
 class _Tally:
