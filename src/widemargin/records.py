@@ -11,8 +11,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from widemargin.errors import InputError
 
@@ -121,7 +122,7 @@ def read_table(path: Path, remedy: str) -> Record:
 class Lines:
     """The tables that the lines of a file hold, one after the other.
 
-    The first line that holds none is refused, or, where there is a list for them, all are noted by their ``bad`` numbers.
+    The first line that holds none is refused, or, where there is a list of ``bad`` ones, its number goes there.
     """
 
     path: Path
@@ -144,7 +145,7 @@ class Lines:
         except OSError as error:
             raise _unreadable(self.path, error) from None
 
-    def _texts(self, stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    def _texts(self, stream: BufferedReader) -> Iterator[tuple[int, bytes]]:
         """Each line; of one that is too long no more than shows it."""
         left, number = self.most, 0
         while text := stream.readline(LINE + 1):
@@ -207,7 +208,7 @@ def shortened(text: str, length: int = 60) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> BufferedReader:
     """A pipe would never end, and a device never begin."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a file")
