@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 Switches = tuple[bool | str, ...]
-"""The first way: ``allow_tf32`` of convolutions, the precision of matrix products, and theirs on CPUs. The second:
+"""The first way: ``allow_tf32`` of convolutions, the precision of matrix products, and on CPUs of both. The second:
 ``fp32_precision`` of convolutions, matrix products, recurrent layers, and products and convolutions on CPUs."""
 FULL, TF32 = (False, False), (True, True)
 """Whether convolutions, and whether matrix products, may use TF32."""
 _WAYS: dict[tuple[bool, bool], tuple[Switches, Switches]] = {
-    FULL: ((False, "highest", "ieee"), ("ieee",) * 5),
-    TF32: ((True, "high", "tf32"), ("tf32", "tf32", "tf32", "ieee", "ieee")),
+    FULL: ((False, "highest", "ieee", "ieee"), ("ieee",) * 5),
+    TF32: ((True, "high", "tf32", "ieee"), ("tf32", "tf32", "tf32", "ieee", "ieee")),
 }
 
 
@@ -101,11 +101,19 @@ def _switched(ways: tuple[Switches, Switches]) -> Iterator[None]:
 def _read() -> Switches:
     backends: Any = torch.backends
     with suppress(RuntimeError):  # which the older way raises where it cannot say what is set
-        newer = backends, backends.cudnn, backends.mkldnn.conv
-        if all(part.fp32_precision == "none" for part in newer):  # else they overrule it
-            products = backends.cuda.matmul.allow_tf32 and torch.get_float32_matmul_precision()
-            return backends.cudnn.allow_tf32, products or "highest", backends.mkldnn.matmul.fp32_precision
+        if backends.fp32_precision == backends.cudnn.fp32_precision == "none":  # else they overrule it
+            cpu = backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision
+            return backends.cudnn.allow_tf32, _said_of_products(), *cpu
     return tuple(part.fp32_precision for part in _parts())
+
+
+def _said_of_products() -> str:
+    if not torch.backends.cuda.matmul.allow_tf32:
+        return "highest"
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # if CPUs were told otherwise
+        return "high"
 
 
 def _set(wanted: Switches) -> None:
@@ -114,9 +122,9 @@ def _set(wanted: Switches) -> None:
         for part, value in zip(_parts(), wanted, strict=True):
             part.fp32_precision = value
     elif wanted != _read():
-        backends.cudnn.allow_tf32, products, backends.mkldnn.matmul.fp32_precision = wanted
+        backends.cudnn.allow_tf32, products, on_cpus, backends.mkldnn.conv.fp32_precision = wanted
         torch.set_float32_matmul_precision(str(products))
-        backends.mkldnn.matmul.fp32_precision = wanted[2]  # which that has set too
+        backends.mkldnn.matmul.fp32_precision = on_cpus  # which that has set too
 
 
 def _parts() -> tuple[Any, ...]:

@@ -163,7 +163,7 @@ def test_who_waits_says_for_whom_and_gives_up(rank: int, come: tuple[int, ...], 
             if store.check([f"widemargin/answer/of {other}"]):
                 store.set(f"widemargin/heard/{store.get(f'widemargin/answer/of {other}').decode()}/{other}", "yes")
 
-    waiting = Waiting(100.0, now=lambda: float(next(seconds)), pause=pause, say=said.append)
+    waiting = Waiting(100.0, now=lambda: float(next(seconds)), pause=pause, tell=said.append)
     with pytest.raises(InputError, match=re.escape(f"{told}; waited 100 s. See that all are started")):
         fresh_part(store, rank, 3, waiting)
     assert said == [f"{told}; waiting for {n} s, at most 100 s ({LIMIT})" for n in (10, 20, 40, 80)]

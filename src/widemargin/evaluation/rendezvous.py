@@ -9,7 +9,6 @@ the others have said that they heard it. Whoever waits longer than a few seconds
 import math
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 from widemargin.errors import InputError
+from widemargin.screen import console_for, say
 
 Store = Any
 """torch.distributed.Store, which torch's types do not show."""
@@ -30,7 +30,7 @@ USUAL_LIMIT, FIRST_WORD, POLL_SECONDS = 600.0, 10.0, 0.01
 
 
 def _to_stderr(text: str) -> None:
-    print(f"widemargin: {text}", file=sys.stderr, flush=True)  # noqa: T201 - before anything else can be shown
+    say(console_for(stderr=True), f"widemargin: {text}")
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Waiting:
     limit: float
     now: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
-    say: Callable[[str], None] = _to_stderr
+    tell: Callable[[str], None] = _to_stderr
 
     def until(self, reached: Callable[[], bool], what: Callable[[], str]) -> None:
         """Until it is reached; ``what`` says what is waited for."""
@@ -53,7 +53,7 @@ class Waiting:
                     "to more seconds"
                 )
             if waited >= word:
-                self.say(f"{what()}; waiting for {waited:.0f} s, at most {self.limit:g} s ({LIMIT})")
+                self.tell(f"{what()}; waiting for {waited:.0f} s, at most {self.limit:g} s ({LIMIT})")
                 word *= 2
             self.pause(POLL_SECONDS)
 
