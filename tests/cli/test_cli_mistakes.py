@@ -310,7 +310,7 @@ SURROUNDINGS = {
     "a port that is none": (
         ("train", "RECIPE", "--out", "run"),
         {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"},
-        "the processes cannot find each other: ",
+        "the processes cannot find each other at localhost:x: ",
     ),
 }
 
@@ -408,7 +408,7 @@ def test_a_checkpoint_of_another_model(refused, trained, tmp_path, verb):
 def test_resuming_from_a_checkpoint_of_another_model(refused, command, recipe, trained, tmp_path):
     assert command("train", recipe, "--out", tmp_path, "--set", "model.hidden=[8]").code == 0
     (tmp_path / "last.safetensors").write_bytes((trained / "last.safetensors").read_bytes())
-    assert "another model?" in refused("train", recipe, "--out", tmp_path, "--set", "model.hidden=[8]")
+    assert "is of another run than the config.toml of its folder (model.hidden: [16] here, [8] there)" in refused("train", recipe, "--out", tmp_path, "--set", "model.hidden=[8]")
 
 
 @pytest.mark.filterwarnings("default::widemargin.errors.WidemarginWarning")
