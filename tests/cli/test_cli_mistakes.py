@@ -408,7 +408,9 @@ def test_a_checkpoint_of_another_model(refused, trained, tmp_path, verb):
 def test_resuming_from_a_checkpoint_of_another_model(refused, command, recipe, trained, tmp_path):
     assert command("train", recipe, "--out", tmp_path, "--set", "model.hidden=[8]").code == 0
     (tmp_path / "last.safetensors").write_bytes((trained / "last.safetensors").read_bytes())
-    assert "is of another run than the config.toml of its folder (model.hidden: [16] here, [8] there)" in refused("train", recipe, "--out", tmp_path, "--set", "model.hidden=[8]")
+    assert "is of another run than the config.toml of its folder (model.hidden: [16] here, [8] there)" in refused(
+        "train", recipe, "--out", tmp_path, "--set", "model.hidden=[8]"
+    )
 
 
 @pytest.mark.filterwarnings("default::widemargin.errors.WidemarginWarning")
