@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.naive import naive_penalty
+from benchmarks.timing import Clock, Phases, Step, interleaved
 from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
-from widemargin.bench.naive import naive_penalty
-from widemargin.bench.progress import Phases
-from widemargin.bench.timing import Clock, Step, interleaved
 from widemargin.models import MLP
 from widemargin.types import Regularizer
 

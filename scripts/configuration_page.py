@@ -15,11 +15,11 @@ from typing import Any, Literal, Union
 
 from widemargin.config import RunConfig, kinds
 from widemargin.config.run import ANNEALINGS, ATTACKS
+from widemargin.core.schema import REGISTRY, to_table
 from widemargin.data import AUGMENTATIONS, DATASETS
 from widemargin.heads import HEADS
 from widemargin.models import MODELS
 from widemargin.objectives import OBJECTIVES
-from widemargin.plain import REGISTRY, to_table
 from widemargin.schedules import SCHEDULES
 
 INTRODUCTION = Path(__file__).with_suffix(".md")

@@ -10,10 +10,12 @@ from widemargin.errors import InputError, WidemarginWarning
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from widemargin.attacks import FGSM, PGD
-    from widemargin.evaluation import Report, evaluate, load
+    from widemargin.attacks.pgd import FGSM, PGD
+    from widemargin.evaluation.evaluator import evaluate
+    from widemargin.evaluation.report import Report
+    from widemargin.evaluation.target import load
     from widemargin.margins import MarginSummary, effective_margin, summarize
-    from widemargin.regularizers import ApproximateEMR, ExactEMR, StochasticEMR
+    from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
 
 _PLACES = {
     "FGSM": "attacks",

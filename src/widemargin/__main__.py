@@ -1,6 +1,6 @@
 """The command ``widemargin``, also as ``python -m widemargin``: hears Ctrl-C from the first moment on."""
 
-from widemargin.cli.interrupted import take_over
+from widemargin.core.signals import take_over
 
 
 def main() -> None:

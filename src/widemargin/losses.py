@@ -5,6 +5,8 @@ clean prediction is the target). Nothing is detached unless said. A mean over th
 
 ``label_logits`` are what the label's cross-entropy sees where a head trains with other logits than it predicts with (a
 margin for the label); every other term keeps to the plain logits, for those carry no label.
+
+Is the label still the largest logit? Per example, clean or under attack, in evaluation mode and plain float32.
 """
 
 from collections.abc import Callable
@@ -13,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from widemargin import shares
+from widemargin.core import batch_share
 from widemargin.errors import InputError
 
 # MART's three small constants, as published.
@@ -80,7 +82,7 @@ def mail_weights(logits_adv: Tensor, y: Tensor, slope: float, bias: float, *, me
     p_adv = torch.softmax(wide(logits_adv.detach()), dim=1)
     margin = _of_label(p_adv, y) - _largest_wrong(p_adv, y)
     weights = MAIL_SCALE * torch.sigmoid(slope * (bias - margin))
-    return weights / shares.batch_mean(weights) if mean_one else weights
+    return weights / batch_share.batch_mean(weights) if mean_one else weights
 
 
 def mail_at(
@@ -191,3 +193,13 @@ def _largest_wrong(values: Tensor, y: Tensor) -> Tensor:
 def _one_hot(y: Tensor, values: Tensor) -> Tensor:
     """(B, K), for labels of any whole type."""
     return F.one_hot(y.long(), values.shape[1])
+
+
+def predicted(logits: Tensor, y: Tensor) -> Tensor:
+    """(B,) bool: the label has the largest logit; never where there is no prediction."""
+    return (logits.argmax(1) == y) & decided(logits)
+
+
+def decided(logits: Tensor) -> Tensor:
+    """(B,) bool: the logits make a prediction. A NaN or +inf among them makes none; -inf rules out a class, not all."""
+    return logits.amax(1).isfinite()

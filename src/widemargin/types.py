@@ -2,6 +2,15 @@
 
 Shape letters: B samples, K classes, C H W an image. Losses, penalties, margins and verdicts are per sample, (B,); the
 single mean of training is taken in ``training/step.py``.
+
+What a head is: the last layer, from features to logits.
+
+A head answers two questions. ``head(features)`` gives the logits everybody sees: attacks, penalties,
+evaluation. It is never told the labels, because label-dependent logits inside an attack or a KL term go
+non-finite. ``training_logits`` gives the logits that the cross-entropy of training uses; a large-margin head
+makes the true class harder there, a linear head changes nothing.
+
+Signs that a robustness number should not be believed, each with what it suggests.
 """
 
 from collections.abc import Callable
@@ -99,3 +108,28 @@ class Objective(Protocol):
     ) -> Outcome:
         """Return the loss of each sample."""
         ...
+
+
+class Head(Protocol):
+    """A module from (B, d) features to (B, K) logits that also says what training should see."""
+
+    def __call__(self, features: Tensor, /) -> Tensor:
+        """The logits (B, K) of these features; no labels."""
+        ...
+
+    def training_logits(self, features: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+        """The logits (B, K) for the cross-entropy of training; ``logits`` is ``head(features)``."""
+        ...
+
+
+MakeHead = Callable[[int, int], nn.Module]
+"""(feature_size, num_classes) -> a module that fulfills :class:`Head`."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A named warning."""
+
+    name: str
+    message: str
+    suggestion: str

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from widemargin.cli.main import run
-from widemargin.config_files import from_dict, to_toml
+from widemargin.config.toml import from_dict, to_toml
 from widemargin.data import load
 
 RECIPE = """

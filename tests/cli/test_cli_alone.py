@@ -3,7 +3,7 @@
 import pytest
 
 from widemargin import InputError
-from widemargin.cli.alone import check_alone
+from widemargin.distributed.group import check_single_process
 
 
 @pytest.mark.parametrize("world", [None, "1"])
@@ -11,13 +11,13 @@ def test_a_process_alone_passes(monkeypatch, world):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if world is not None:
         monkeypatch.setenv("WORLD_SIZE", world)
-    check_alone("demo", "never said")
+    check_single_process("demo", "never said")
 
 
 def test_several_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(InputError, match=r"^demo is for one process, and torchrun started 8 .*; walk; .* train "):
-        check_alone("demo", "walk")
+        check_single_process("demo", "walk")
 
 
 COMMANDS = {

@@ -8,8 +8,8 @@ import pooch
 import pytest
 import torch
 
-from widemargin.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from widemargin.training import steps as steps_module
+from widemargin.config.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from widemargin.training import graphed_step as steps_module
 from widemargin.training.step import train_step
 
 

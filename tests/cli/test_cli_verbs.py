@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 import typer
 
-from widemargin.cli.verbs import VERBS, load
+from widemargin.cli.main import VERBS, load
 
 LIGHT = """
 import sys

@@ -18,17 +18,17 @@ from widemargin.attacks import attack_named
 from widemargin.cli import demo as demo_module
 from widemargin.cli import main as main_module
 from widemargin.cli import margins as margins_module
-from widemargin.cli.own_attack import own_attack
-from widemargin.cli.verbs import VERBS
+from widemargin.cli.main import VERBS
+from widemargin.cli.margins import own_attack
 from widemargin.config import EMRConfig
-from widemargin.config_files import read_toml, to_toml
+from widemargin.config.toml import read_toml, to_toml
 from widemargin.data import in_order, load
 from widemargin.evaluation import load_target, measure_margins, percent, verdicts
 from widemargin.models import MODELS, MLPConfig
 from widemargin.recipes import Recipe
-from widemargin.reports.demo_picture import demo_figure
-from widemargin.training import steps as steps_module
-from widemargin.training.log import read_metrics
+from widemargin.report.pictures import demo_figure
+from widemargin.training import graphed_step as steps_module
+from widemargin.training.run_folder import read_metrics
 from widemargin.training.setup import load_splits
 from widemargin.training.step import train_step
 

@@ -21,14 +21,14 @@ from widemargin.data import Batch, ImageSet
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin, Linear
 from widemargin.models import LBGATTeacherConfig, WideResNetConfig
 from widemargin.objectives import OBJECTIVES, Adversarial, Lbgat, Mail, Mart, Standard, Trades
-from widemargin.training import Moment, train_step
+from widemargin.training import StepContext, train_step
 from widemargin.training.setup import make_state
 from widemargin.training.state import TrainState
 from widemargin.types import Nets, Objective
 
 ATTACK = PGD(eps=0.1, step_size=0.05, steps=2, random_start="gaussian")
 MAIL: dict[str, Any] = {"attack": ATTACK, "slope": 5.0, "bias": 0.05}
-MOMENT = Moment(seed=0, epoch=0, step=0, steps_per_epoch=1)
+MOMENT = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1)
 
 OBJECTIVE_CASES: dict[str, tuple[Objective, str, str]] = {
     # objective, the train-mode forwards of the model in order (x clean, a adversarial), those of the teacher

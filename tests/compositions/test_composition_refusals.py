@@ -6,15 +6,7 @@ from typing import Any
 import pytest
 
 from widemargin import FGSM, PGD, InputError
-from widemargin.config import (
-    DataConfig,
-    EMRConfig,
-    IGRConfig,
-    OptimizerConfig,
-    RunConfig,
-    StoppingConfig,
-    WatchConfig,
-)
+from widemargin.config import DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig, StoppingConfig, WatchConfig
 from widemargin.heads import Hypersphere, LargeMargin
 from widemargin.models import LBGATTeacherConfig, MLPConfig
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from oracles import images, labels, troublesome_net
+from widemargin.core.modes import copied_buffers, evaluating, frozen, in_mode, with_buffers
+from widemargin.core.precision import full_float32
 from widemargin.losses import cross_entropy
-from widemargin.modes import copied_buffers, evaluating, frozen, in_mode, with_buffers
-from widemargin.precision import full_float32
 
 
 def mixed() -> nn.Module:

@@ -10,12 +10,7 @@ import torch
 from torch import nn
 
 from widemargin import effective_margin
-from widemargin.precision import (
-    allowing_tf32,
-    convolutions_use_tf32,
-    full_float32,
-    products_use_tf32,
-)
+from widemargin.core.precision import allowing_tf32, convolutions_use_tf32, full_float32, products_use_tf32
 
 
 def switches() -> tuple[bool, bool]:
@@ -125,7 +120,7 @@ SAID_BEFORE = """
 import sys, torch
 from torch import nn
 from widemargin import effective_margin
-from widemargin.precision import allowing_tf32, full_float32, products_use_tf32
+from widemargin.core.precision import allowing_tf32, full_float32, products_use_tf32
 
 def read():
     return torch.get_float32_matmul_precision(), torch.backends.mkldnn.matmul.fp32_precision, products_use_tf32()
@@ -154,6 +149,6 @@ def test_what_set_float32_matmul_precision_said_can_be_read_and_is_put_back(said
 def test_a_cpu_computes_in_full_float32_too(part):
     said = f"part = torch.backends.mkldnn.{part}; part.fp32_precision = 'bf16'"
     looked = "with full_float32():\n    print(part.fp32_precision)\nprint(part.fp32_precision)"
-    script = f"import torch; from widemargin.precision import full_float32\n{said}\n{looked}"
+    script = f"import torch; from widemargin.core.precision import full_float32\n{said}\n{looked}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["ieee", "bf16"]

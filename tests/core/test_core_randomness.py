@@ -2,7 +2,7 @@
 
 import torch
 
-from widemargin import randomness
+from widemargin.core import randomness
 
 
 def draw(generator: torch.Generator) -> list[float]:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import widemargin
-from widemargin.checkpoints import software_versions
 from widemargin.cli.main import run
-from widemargin.versions import installed_version, own_version, source_digest
+from widemargin.config.checkpoint import software_versions
+from widemargin.core.versions import installed_version, own_version, source_digest
 
 PACKAGE = Path(widemargin.__file__).parent
 

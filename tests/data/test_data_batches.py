@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from widemargin.core.batch_share import sharing
+from widemargin.core.randomness import derived, uniform
 from widemargin.data import Batch, Batches, CropFlip, ImageSet, epoch_order, in_order
 from widemargin.errors import InputError
-from widemargin.randomness import derived, uniform
-from widemargin.shares import sharing
 
 
 def toy(n: int = 11) -> ImageSet:

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from widemargin.data import DATASETS, data_folder, load
-from widemargin.data.sources import FIRST_LABELS
+from widemargin.data.datasets import FIRST_LABELS
 from widemargin.errors import InputError, WidemarginWarning
 
 

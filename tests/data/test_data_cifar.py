@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from widemargin.data import ImageSet, read_cifar10
-from widemargin.data.cifar import STEMS, find_cifar10
-from widemargin.data.cifar_pickle import read_python_batch
+from widemargin.data.cifar import STEMS, find_cifar10, read_python_batch
 from widemargin.errors import InputError
 
 RECORDS = 4

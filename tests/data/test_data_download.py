@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from widemargin.data.download import fetch
-from widemargin.data.sources import SOURCES, OfficialFile
+from widemargin.data.datasets import SOURCES, OfficialFile, fetch
 from widemargin.errors import InputError
 
 CONTENT = bytes(range(256)) * 600
@@ -87,7 +86,7 @@ def test_interruption_leaves_nothing(tmp_path: Path, server: str, monkeypatch: p
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("widemargin.data.download._Bar.update", interrupt)
+    monkeypatch.setattr("widemargin.data.datasets._Bar.update", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fetch([official(f"{server}/x")], tmp_path, dataset="toy")
     assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from widemargin.data.sizes import check_claim, memory_limit
+from widemargin.data.idx import check_claim, memory_limit
 from widemargin.errors import InputError
 
 

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widemargin import shares
+from widemargin.core import batch_share
+from widemargin.core.batch_share import share_of, sharing
+from widemargin.distributed.sync_batch_norm import SharedBatchNorm, share_batch_norms
 from widemargin.objectives import Standard
-from widemargin.shares import share_of, sharing
-from widemargin.training import Moment
+from widemargin.training import StepContext
 from widemargin.training.step import take_step
-from widemargin.training.sync_batch_norm import SharedBatchNorm, share_batch_norms
 from widemargin.types import Nets
 
-MOMENT = Moment(seed=0, epoch=0, step=0, steps_per_epoch=1)
+MOMENT = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1)
 NORMS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], tuple[int, ...]]] = {
     # the layer, its settings, the shape of a batch
     "2d": (nn.BatchNorm2d, {}, (5, 3, 4, 2)),
@@ -48,7 +48,7 @@ def normalized(name: str, *, rank: int = 0, processes: int = 1) -> dict[str, Ten
         leaf = x[rows].clone().requires_grad_()
         with sharing(share):
             out = model(leaf)
-            shares.part_of_mean((out.sin() * weights[rows]).flatten(1).sum(1)).backward()
+            batch_share.part_of_mean((out.sin() * weights[rows]).flatten(1).sum(1)).backward()
         scale = 1.0 if share is None or not share.repeated else float(processes)
         assert leaf.grad is not None
         found |= {f"out {number}": out.detach(), f"gradient {number}": leaf.grad * scale}

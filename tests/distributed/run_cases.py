@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from widemargin import InputError
-from widemargin.checkpoints import load_checkpoint
 from widemargin.config import RunConfig
-from widemargin.config_files import from_dict, with_overrides
-from widemargin.evaluation.processes import Processes
-from widemargin.training import Stop, run_checkpoint, train
-from widemargin.training import steps as steps_module
+from widemargin.config.checkpoint import load_checkpoint
+from widemargin.config.toml import from_dict, with_overrides
+from widemargin.distributed.group import Processes
+from widemargin.training import Stop, run_folder, train
+from widemargin.training import graphed_step as steps_module
 from widemargin.training import watch as watch_module
-from widemargin.training.distributed import check_alike
 from widemargin.training.setup import load_splits, make_state
+from widemargin.training.state import check_same_weights
 from widemargin.training.step import train_step
 
 TINY = """
@@ -110,14 +110,14 @@ def refusals(out: str, *, rank: int = 0, processes: int = 1) -> dict[str, str]:
     (folder / "b" / "somebody.txt").write_text("here")
     mine = folder / "b" if rank == 0 else folder / "c"
     said["folder"] = refused(lambda: train(tiny(), out=mine, device="cpu"))
-    saves = run_checkpoint.save_checkpoint
+    saves = run_folder.save_checkpoint
 
     def full(*_: Any) -> None:
         raise InputError("the disk is full")
 
-    run_checkpoint.save_checkpoint = full
+    run_folder.save_checkpoint = full
     said["disk"] = refused(lambda: train(tiny(), out=folder / "d", device="cpu"))
-    run_checkpoint.save_checkpoint = saves
+    run_folder.save_checkpoint = saves
     rate = ("optimizer.lr=1e30", "objective={kind='standard'}", "emr=none")
     said["not finite"] = refused(lambda: train(tiny(*rate), out=folder / "e", device="cpu"))
     said["weights"] = refused(lambda: _drifted(rank, processes))
@@ -128,7 +128,7 @@ def _drifted(rank: int, processes: int) -> None:
     config = tiny()
     state = make_state(config, load_splits(config.data, seed=0, data_dir=None, device="cpu").train)  # type: ignore[arg-type]
     next(state.nets.model.parameters()).data[0, 0] += rank * 1e-6
-    check_alike(state, Processes(rank, processes))
+    check_same_weights(state, Processes(rank, processes))
 
 
 def norms(out: str, *, rank: int = 0, processes: int = 1) -> dict[str, Any]:

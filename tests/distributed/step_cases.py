@@ -14,15 +14,14 @@ from torch import Tensor
 from widemargin import PGD, InputError
 from widemargin.config import AveragingConfig, DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
 from widemargin.data import Batch, Batches, CropFlip, ImageSet
+from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin, Linear
 from widemargin.models import LBGATTeacherConfig, MLPConfig, WideResNetConfig
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
-from widemargin.training import Moment
-from widemargin.training.averaging import update_average
+from widemargin.training import StepContext
+from widemargin.training.graphed_step import EagerSteps
 from widemargin.training.setup import make_state
-from widemargin.training.state import TrainState
-from widemargin.training.steps import PlainSteps
-from widemargin.training.sync_batch_norm import share_batch_norms
+from widemargin.training.state import TrainState, update_average
 from widemargin.types import Objective
 
 SAMPLES, BATCH, EPOCHS = 15, 7, 2
@@ -158,11 +157,11 @@ def trained(case: Case, device: str = "cpu", *, rank: int = 0, processes: int = 
 
 
 def _train(state: TrainState, config: RunConfig, batches: Batches, dtype: torch.dtype) -> None:
-    steps = PlainSteps(state, state.nets, config)
+    steps = EagerSteps(state, state.nets, config)
     for epoch in range(EPOCHS):
         state.sums = {}
         for batch in batches.epoch(epoch):
-            moment = Moment(seed=3, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+            moment = StepContext(seed=3, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
             steps(Batch(batch.step, batch.indices, batch.images.to(dtype), batch.labels, batch.share), moment)
             if state.average is not None:
                 update_average(state.average, state.nets.model, decay=0.9, updates=moment.total_steps)

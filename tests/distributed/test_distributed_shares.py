@@ -14,19 +14,20 @@ import torch.distributed as dist
 from run_cases import STEPS, tiny
 from torch import nn
 
-from widemargin import InputError, randomness
+from widemargin import InputError
 from widemargin.attacks import PGD
-from widemargin.checkpoints import load_checkpoint
+from widemargin.attacks.threat import L2, Linf
 from widemargin.config import RunConfig
+from widemargin.config.checkpoint import load_checkpoint
+from widemargin.core import randomness
+from widemargin.core.batch_share import batch_mean, batch_size, part_of_mean, share_of, sharing, sums_over_processes
 from widemargin.data import Batches, CropFlip, ImageSet
-from widemargin.evaluation.rendezvous import LIMIT, Waiting, connect, fresh_part
+from widemargin.distributed.group import LIMIT, Waiting, connect, fresh_part
+from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.models import WideResNetConfig
 from widemargin.objectives import Adversarial
-from widemargin.shares import batch_mean, batch_size, part_of_mean, share_of, sharing, sums_over_processes
-from widemargin.threat import L2, Linf
-from widemargin.training import run_checkpoint, train
+from widemargin.training import run_folder, train
 from widemargin.training.setup import make_state
-from widemargin.training.sync_batch_norm import share_batch_norms
 from widemargin.training.watch import training_points
 
 
@@ -109,14 +110,14 @@ def test_an_option_for_several_processes_is_refused_in_one(tmp_path, sync_bn: bo
 
 
 def test_checkpoints_in_mid_epoch(tmp_path, monkeypatch) -> None:
-    saves, saved = [], run_checkpoint.save_checkpoint
+    saves, saved = [], run_folder.save_checkpoint
 
     def noted(path, checkpoint, previous):
         saved(path, checkpoint, previous)
         if path.name == "last.safetensors":
             saves.append((checkpoint.description.epoch, checkpoint.description.step))
 
-    monkeypatch.setattr(run_checkpoint, "save_checkpoint", noted)
+    monkeypatch.setattr(run_folder, "save_checkpoint", noted)
     train(tiny(), out=tmp_path / "often", device="cpu", checkpoint_every=2)
     assert saves == [(0, STEPS - 2), (1, 0), (1, STEPS - 2), (2, 0)]
     assert load_checkpoint(tmp_path / "often" / "last.safetensors").description.epoch == 2

@@ -10,8 +10,8 @@ from run_cases import begun_run, whole_run
 from safetensors.torch import load_file
 from step_cases import FEW, Case, difference, trained
 
-from widemargin.checkpoints import TRAIN_PREFIX
-from widemargin.training.log import read_metrics
+from widemargin.config.checkpoint import TRAIN_PREFIX
+from widemargin.training.run_folder import read_metrics
 
 BESIDE = ("averaging.beside=true",)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from widemargin.cli.main import run
-from widemargin.config_files import read_toml
+from widemargin.config.toml import read_toml
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "configuration.md"

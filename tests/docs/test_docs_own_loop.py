@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from widemargin import StochasticEMR
-from widemargin.checkpoints import load_checkpoint
-from widemargin.config_files import with_overrides
+from widemargin.config.checkpoint import load_checkpoint
+from widemargin.config.toml import with_overrides
 from widemargin.recipes import find_recipe
 from widemargin.training import train
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from widemargin.attacks import PGD
 from widemargin.config import DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
+from widemargin.core.randomness import initialized_from
 from widemargin.data import Batch
 from widemargin.engine import Plan
 from widemargin.heads import Hypersphere, LargeMargin, LinearHead, MakeHead
@@ -21,11 +22,10 @@ from widemargin.models import (
     WideResNetConfig,
 )
 from widemargin.models.catalog import build_model
-from widemargin.models.seeding import initialized_from
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
+from widemargin.training.graphed_step import Steps, make_steps
 from widemargin.training.state import TrainState, make_optimizer
-from widemargin.training.step import Moment
-from widemargin.training.steps import Steps, make_steps
+from widemargin.training.step import StepContext
 from widemargin.types import Nets
 
 
@@ -136,7 +136,7 @@ def batches(shape: tuple[int, int, int], count: int, device: str = "cpu") -> lis
 def take(steps: Steps, given: list[Batch], *, per_epoch: int = 10) -> None:
     for number, batch in enumerate(given):
         epoch, step = divmod(number, per_epoch)
-        steps(batch, Moment(seed=0, epoch=epoch, step=step, steps_per_epoch=per_epoch))
+        steps(batch, StepContext(seed=0, epoch=epoch, step=step, steps_per_epoch=per_epoch))
 
 
 def trained(

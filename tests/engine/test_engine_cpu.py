@@ -12,12 +12,12 @@ from torch._inductor.exc import InductorError
 
 from widemargin import ApproximateEMR, ExactEMR, InputError
 from widemargin.attacks import PGD
-from widemargin.engine import FastNetwork, Plan, Twin, forward_flops, make_plan
-from widemargin.engine.folding import FoldedBatchNorm
+from widemargin.distributed.sync_batch_norm import SharedBatchNorm, share_batch_norms
+from widemargin.engine import EvalCopy, FastNetwork, Plan, forward_flops, make_plan
+from widemargin.engine.fast_model import FoldedBatchNorm
 from widemargin.errors import WidemarginWarning
 from widemargin.objectives import Standard
 from widemargin.regularizers import InputGradient
-from widemargin.training.sync_batch_norm import SharedBatchNorm, share_batch_norms
 from widemargin.types import Nets, Outcome
 
 FAST = Plan(engine="fast")
@@ -156,7 +156,7 @@ def test_what_does_not_compile_runs_uncompiled_and_says_so_once(error: Exception
 
 def test_the_twin_follows_weights_and_statistics() -> None:
     model, x, _ = small()
-    twin = Twin(model)
+    twin = EvalCopy(model)
     twin.refresh()
     model.eval()
     torch.testing.assert_close(twin(x), model(x))
@@ -172,7 +172,7 @@ def test_the_twin_follows_weights_and_statistics() -> None:
 
 def test_a_reduced_twin_copies_only_heavy_weights() -> None:
     model, x, _ = small()
-    twin = Twin(model, torch.bfloat16)
+    twin = EvalCopy(model, torch.bfloat16)
     twin.refresh()
     assert twin.model.first.weight.dtype == torch.bfloat16
     assert twin.model.norm.weight.data_ptr() == model.norm.weight.data_ptr()
@@ -200,7 +200,7 @@ def test_batch_norms_of_several_processes_are_folded_too(change, kind) -> None: 
     expected = plain.eval()(x)
     model = change(plain)
     assert type(model.norm) is kind
-    twin = Twin(model)
+    twin = EvalCopy(model)
     twin.refresh()
     assert type(twin.model.norm) is FoldedBatchNorm
     torch.testing.assert_close(model.eval()(x), expected)
@@ -222,7 +222,7 @@ def test_a_batch_norm_derived_from_these_runs_as_it_is(kind: type[nn.Module]) ->
 
     model, x, _ = small()
     model.norm = Doubled(4)
-    twin = Twin(model)
+    twin = EvalCopy(model)
     twin.refresh()
     assert type(twin.model.norm) is Doubled
     torch.testing.assert_close(twin(x), model.eval()(x))

@@ -23,25 +23,24 @@ from engine_cases import (
 
 from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
 from widemargin.attacks import PGD
-from widemargin.config_files import with_overrides
+from widemargin.config.toml import with_overrides
+from widemargin.core.precision import full_float32
 from widemargin.data import Batch, Batches, CropFlip, ImageSet, NoAugmentation, in_order
-from widemargin.engine import FastNetwork, Plan, Replayed, make_plan
-from widemargin.engine import replayed as replayed_module
-from widemargin.engine.replayed import CALLS
+from widemargin.engine import FastNetwork, GraphedFunction, Plan, make_plan
+from widemargin.engine import cuda_graphs as replayed_module
+from widemargin.engine.cuda_graphs import CALLS
 from widemargin.evaluation import evaluate
 from widemargin.evaluation import evaluator as evaluator_module
-from widemargin.evaluation import searched as searched_module
-from widemargin.evaluation.accuracy import verdicts
-from widemargin.evaluation.margins import measure_margins
-from widemargin.evaluation.searched import searched
+from widemargin.evaluation import tf32_search as searched_module
+from widemargin.evaluation.accuracy import measure_margins, verdicts
+from widemargin.evaluation.tf32_search import search_model
 from widemargin.models import CNNConfig
-from widemargin.precision import full_float32
 from widemargin.recipes import find_recipe
 from widemargin.regularizers import InputGradient
-from widemargin.training import begin as begin_module
-from widemargin.training import graphed, train
-from widemargin.training.step import Moment
-from widemargin.training.steps import make_steps
+from widemargin.training import graphed_step, train
+from widemargin.training import trainer as begin_module
+from widemargin.training.graphed_step import make_steps
+from widemargin.training.step import StepContext
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GRAPHED = Plan(engine="fast", graphs=True)
@@ -77,7 +76,7 @@ def test_a_captured_trajectory_equals_one_that_is_not(
 ) -> None:
     config = run_of("resnet", objective, penalties)
     captured = trained(config, GRAPHED, "resnet", count=STEPS, device="cuda", dtype=WIDE)
-    monkeypatch.setattr(graphed, "WARM_UP", STEPS)
+    monkeypatch.setattr(graphed_step, "WARM_UP", STEPS)
     plain = trained(config, GRAPHED, "resnet", count=STEPS, device="cuda", dtype=WIDE)
     assert difference(weights(captured), weights(plain)) < 1e-8
     assert captured.sums.keys() == plain.sums.keys()
@@ -132,7 +131,7 @@ def test_batches_made_inside_the_graph_are_those_made_outside(augmentation) -> N
 
 
 def take_one(steps, batch, number):  # type: ignore[no-untyped-def]
-    steps(batch, Moment(seed=0, epoch=0, step=number, steps_per_epoch=100))
+    steps(batch, StepContext(seed=0, epoch=0, step=number, steps_per_epoch=100))
 
 
 @pytest.mark.parametrize("model", ["tiny", "cnn"])
@@ -189,7 +188,7 @@ def test_an_objective_that_cannot_be_captured_still_trains(
     with pytest.warns(UserWarning, match="cannot be captured"):
         peeking = trained(refused, GRAPHED, "mlp", count=8, device="cuda")
     assert torch.cuda.current_stream() == here
-    monkeypatch.setattr(graphed, "WARM_UP", STEPS)
+    monkeypatch.setattr(graphed_step, "WARM_UP", STEPS)
     plain = trained(config, GRAPHED, "mlp", count=8, device="cuda")
     assert difference(weights(peeking), weights(plain)) < 1e-4
 
@@ -214,7 +213,7 @@ def test_replayed_verdicts_and_margins_are_those_of_plain_calls(model: str, monk
         return verdicts(network, data, attack, batch_size=16), margins
 
     replayed = measured()
-    monkeypatch.setattr(Replayed, "__call__", lambda self, *inputs: self._function(*inputs))
+    monkeypatch.setattr(GraphedFunction, "__call__", lambda self, *inputs: self._function(*inputs))
     plain = measured()
     assert torch.equal(replayed[0], plain[0])
     torch.testing.assert_close(replayed[1], plain[1], rtol=1e-6, atol=1e-9)
@@ -225,7 +224,7 @@ def test_what_cannot_be_captured_is_called() -> None:
     def peeking(x: torch.Tensor) -> torch.Tensor:
         return x * float(x.sum())
 
-    function = Replayed(peeking)
+    function = GraphedFunction(peeking)
     for number in range(CALLS + 3):
         x = torch.full((3,), float(number), device="cuda")
         assert function(x).tolist() == peeking(x).tolist()
@@ -254,7 +253,7 @@ def test_a_short_run_in_bfloat16_learns_what_float32_learns(name: str, tmp_path:
 @pytest.mark.parametrize("model", ["cnn", "resnet"])
 def test_a_search_with_tf32_runs_on_a_copy_with_channels_last(model: str) -> None:
     network = trained(run_of(model, "st"), Plan(), model, count=1, device="cuda").nets.model.eval()
-    copied = searched(network, tf32=True)
+    copied = search_model(network, tf32=True)
     assert copied is not network
     x = torch.rand(4, *SHAPES[model], device="cuda")
     with torch.no_grad(), full_float32():

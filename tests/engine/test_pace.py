@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from widemargin.engine import pace
-from widemargin.engine.pace import AHEAD, Pace
+from widemargin.engine import cuda_graphs
+from widemargin.engine.cuda_graphs import AHEAD, Pace
 
 
 class Device:
@@ -32,8 +32,8 @@ class Event:
 
 def test_at_most_so_many_steps_ahead(monkeypatch):
     device = Device()
-    monkeypatch.setattr(pace.torch.cuda, "Event", device.event)
-    monkeypatch.setattr(pace.torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "Event", device.event)
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     step, ahead = Pace(torch.device("cuda:1")), []
     for _ in range(10 * AHEAD):
         device.queued += 1
@@ -45,7 +45,7 @@ def test_at_most_so_many_steps_ahead(monkeypatch):
 
 @pytest.mark.parametrize("steps", [1, 3 * AHEAD])
 def test_a_cpu_has_no_queue(steps, monkeypatch):
-    monkeypatch.setattr(pace.torch.cuda, "Event", None)
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "Event", None)
     step = Pace(torch.device("cpu"))
     for _ in range(steps):
         step()

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 import torch
 
-from widemargin.config_files import from_dict, with_overrides
+from widemargin.config.toml import from_dict, with_overrides
 from widemargin.data import load
 from widemargin.models import MLPConfig
 from widemargin.training import train

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from widemargin import FGSM, PGD, InputError
+from widemargin.core.randomness import derived
 from widemargin.data import ImageSet
 from widemargin.evaluation import classified, percent, verdicts
-from widemargin.randomness import derived
 
 EPS = 0.02
 

@@ -5,7 +5,7 @@ import os
 import official
 import pytest
 
-from widemargin.evaluation import fits, judge
+from widemargin.evaluation import evaluator, judge
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,7 +19,7 @@ def _no_waiting_for_the_disk():
 @pytest.fixture
 def tf32_here(monkeypatch):
     """As if this device had TF32; the switches are what tests then look at."""
-    monkeypatch.setattr(fits, "has_tf32", lambda device: True)
+    monkeypatch.setattr(evaluator, "has_tf32", lambda device: True)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import widemargin
 from widemargin.cli.main import run
-from widemargin.files import held
+from widemargin.core.files import folder_lock
 
 CLASSES, COUNT = 4, 8
 RANK = int(os.environ.get("RANK", "0"))
@@ -57,7 +57,7 @@ def the_first_finds_another_evaluation(folder: Path) -> object:
 
 def the_folder_is_anothers(folder: Path) -> object:
     folder.mkdir(exist_ok=True)
-    with held(folder) if RANK == 0 else contextlib.nullcontext():
+    with folder_lock(folder) if RANK == 0 else contextlib.nullcontext():
         return _evaluate(pictures(CLASSES, COUNT), folder)
 
 

@@ -6,8 +6,9 @@ from small_networks import Counted, pictures, taught_conv
 from torch import nn
 
 import widemargin
-from widemargin.evaluation.alarms import Alarm, _huge, alarms_of_model, alarms_of_numbers
+from widemargin.evaluation.alarms import _huge, alarms_of_model, alarms_of_numbers
 from widemargin.evaluation.settings import EvaluationSettings
+from widemargin.types import Alarm
 
 
 def names(report_or_alarms):

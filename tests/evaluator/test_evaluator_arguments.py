@@ -10,8 +10,8 @@ from small_networks import pictures, taught_conv
 
 import widemargin
 from widemargin import InputError
-from widemargin.evaluation.arguments import number, radii
-from widemargin.written import Written
+from widemargin.core.schema import LiteralFloat
+from widemargin.evaluation.settings import number, radii
 
 QUICK = {"sanity": False, "margins": False}
 NUMBERS = [0.25, "0.25", "1/4", np.float32(0.25), np.float64(0.25), np.array(0.25), torch.tensor(0.25), Fraction(1, 4)]
@@ -30,7 +30,7 @@ def test_several(several):
 
 
 def test_what_is_written_stays_written():
-    assert [eps.text for eps in radii(["8/255", Written("0.10")])] == ["8/255", "0.10"]
+    assert [eps.text for eps in radii(["8/255", LiteralFloat("0.10")])] == ["8/255", "0.10"]
     assert type(radii(1)[0]) is int
 
 

@@ -9,9 +9,9 @@ from small_networks import Rough, pictures, taught_conv
 
 import widemargin
 from widemargin import InputError, effective_margin
-from widemargin.evaluation.report import Subject, collect
+from widemargin.evaluation.report import ModelInfo, collect
 from widemargin.evaluation.settings import EvaluationSettings
-from widemargin.evaluation.store import Store
+from widemargin.evaluation.shards import Store
 
 QUICK = {"sanity": False, "margins": False}
 
@@ -216,7 +216,7 @@ def collected(**options):
     for number, (seconds, count) in enumerate([({"clean": 1.5, "pgd1": 2.0}, 2), ({"clean": 0.25}, 1)]):
         rows = [row | {"index": 2 * number + place} for place in range(count)]
         store.write_shard(number, {"first": 2 * number, "count": count, "seconds": seconds}, rows)
-    return collect(store, range(2), settings, Subject(), [], "cpu")
+    return collect(store, range(2), settings, ModelInfo(), [], "cpu")
 
 
 def test_seconds_are_those_of_all_shards():

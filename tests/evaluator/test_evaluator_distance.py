@@ -11,7 +11,7 @@ from torch import nn
 
 import widemargin
 from widemargin.evaluation import distance, evaluator
-from widemargin.ranks import rank_correlation
+from widemargin.evaluation.distance import rank_correlation
 
 OVERSHOOT = 1.07  # FAB steps 5% beyond the boundary it projects to
 
@@ -72,7 +72,7 @@ def test_what_another_arithmetic_finds_is_adversarial_for_the_model(monkeypatch,
     other = linear_model()
     with torch.no_grad():
         other[1].bias[1] += off
-    monkeypatch.setattr(evaluator, "searched", lambda _, **__: other)
+    monkeypatch.setattr(evaluator, "search_model", lambda _, **__: other)
     switches = []
     other.register_forward_hook(lambda *_: switches.append(torch.backends.cudnn.allow_tf32))
     seen = []
@@ -106,7 +106,7 @@ def test_what_was_found_and_confirmed_counts_though_a_second_search_finds_less(m
     other = linear_model()
     with torch.no_grad():
         other[1].bias[1] += 0.004
-    monkeypatch.setattr(evaluator, "searched", lambda _, **__: other)
+    monkeypatch.setattr(evaluator, "search_model", lambda _, **__: other)
     quickly = distance._quickly
     monkeypatch.setattr(distance, "_quickly", lambda *args: (quickly(*args)[0], torch.zeros(len(x), dtype=torch.bool)))
     monkeypatch.setattr(distance, "_carefully", lambda _, images, *__: images.new_full((len(images),), math.inf))

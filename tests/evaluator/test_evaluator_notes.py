@@ -7,8 +7,7 @@ import pytest
 from small_networks import pictures, taught_conv
 
 import widemargin
-from widemargin.evaluation.notes import notes_for, notes_on
-from widemargin.evaluation.report import Subject
+from widemargin.evaluation.report import ModelInfo, notes_for, notes_on
 from widemargin.evaluation.settings import EvaluationSettings
 
 WITHOUT = "AutoAttack ran without its part apgd-t, whose loss needs 4 classes; this model has {}."
@@ -54,6 +53,6 @@ def test_distances_are_said_to_be_searched_with_tf32_where_they_are(search, dist
     ],
 )
 def test_the_weights_of_a_run_under_way_are_told(changes, told):
-    subject = replace(Subject(weights="last", epoch=5, config={"epochs": 10}), **changes)
+    subject = replace(ModelInfo(weights="last", epoch=5, config={"epochs": 10}), **changes)
     expected = "The run is not finished: these are its weights after 5 of 10 epochs."
     assert notes_on(subject) == ((expected,) if told else ())

@@ -12,7 +12,7 @@ from evaluation_child import evaluate
 from test_evaluator_resume import CHILD, counted, records, weights
 
 from widemargin import InputError
-from widemargin.evaluation.processes import Processes
+from widemargin.distributed.group import Processes
 
 REFUSING = Path(__file__).with_name("refusing_child.py")
 

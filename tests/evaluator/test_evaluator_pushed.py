@@ -8,12 +8,11 @@ from small_networks import Counted, pictures, taught_conv
 from torch import Tensor, nn
 
 import widemargin
+from widemargin.attacks.threat import Threat, make_threat
+from widemargin.core.precision import TF32
 from widemargin.evaluation import autoattack
-from widemargin.evaluation.autoattack import break_survivors
-from widemargin.evaluation.backend import make_reference, undisturbed
-from widemargin.evaluation.pushed import STEPS, pushed
-from widemargin.precision import TF32
-from widemargin.threat import Threat, make_threat
+from widemargin.evaluation.autoattack import break_survivors, make_reference, undisturbed
+from widemargin.evaluation.tf32_search import STEPS, push_across_boundary
 
 
 class Halves(nn.Module):
@@ -45,7 +44,7 @@ def test_as_far_as_needed_and_no_farther(norm):
     x = torch.full((3, 1, 4, 4), 0.5)
     x_adv = x + torch.tensor([0.049, 0.0, -0.1]).view(3, 1, 1, 1)
     y = torch.zeros(3, dtype=torch.long)
-    moved = pushed(Halves(0.55), x, x_adv, y, make_threat(norm, 0.1 * size))
+    moved = push_across_boundary(Halves(0.55), x, x_adv, y, make_threat(norm, 0.1 * size))
     steps = (moved - x_adv).flatten(1).mean(1) / 0.005  # of a twentieth of eps each
     torch.testing.assert_close(steps, torch.tensor([1.0, 10.0, 10.0]), atol=0.01, rtol=0)
     assert Halves(0.55)(moved).argmax(1).tolist() == [1, 0, 0]
@@ -56,7 +55,7 @@ def test_it_stays_inside_the_threat_and_the_pixels(norm):
     threat = make_threat(norm, 0.1)
     x = torch.cat([torch.full((2, 1, 4, 4), 0.5), torch.full((2, 1, 4, 4), 0.99)])
     y = torch.zeros(4, dtype=torch.long)
-    moved = pushed(Halves(5.0), x, x + (0.09 if norm == "linf" else 0.02), y, threat)
+    moved = push_across_boundary(Halves(5.0), x, x + (0.09 if norm == "linf" else 0.02), y, threat)
     assert threat.size(moved - x)[:2].min() > 0.0999  # as far as it may go
     assert (threat.size(moved - x) <= 0.1 + 1e-6).all()
     assert moved.min() >= 0
@@ -71,13 +70,15 @@ def test_it_climbs_towards_the_class_that_is_nearest():
         plane[1].weight.copy_(torch.tensor([[0.0, 0.0], [-9.0, 0.0], [1.0, 1.0]]))
     x = torch.tensor([0.5, 0.5]).view(1, 2, 1, 1)
     lead = nn.Sequential(plane, Shifted(torch.tensor([1.05, 0.0, 0.0])))
-    moved = pushed(lead, x, x, torch.zeros(1, dtype=torch.long), make_threat("l2", 1.0))
+    moved = push_across_boundary(lead, x, x, torch.zeros(1, dtype=torch.long), make_threat("l2", 1.0))
     torch.testing.assert_close((moved - x).flatten(), torch.full((2,), 0.05 / 2**0.5), atol=1e-5, rtol=0)
 
 
 def test_nothing_to_push():
     nothing = torch.zeros(0, 1, 4, 4)
-    moved = pushed(Halves(0.5), nothing, nothing, torch.zeros(0, dtype=torch.long), make_threat("linf", 0.1))
+    moved = push_across_boundary(
+        Halves(0.5), nothing, nothing, torch.zeros(0, dtype=torch.long), make_threat("linf", 0.1)
+    )
     assert moved.shape == nothing.shape
 
 
@@ -86,7 +87,7 @@ def test_a_push_takes_two_passes_a_step():
     model = Halves(5.0)
     model.register_forward_hook(lambda *_: passes.append(1))
     x = torch.full((1, 1, 4, 4), 0.5)
-    pushed(model, x, x, torch.zeros(1, dtype=torch.long), make_threat("linf", 0.1))
+    push_across_boundary(model, x, x, torch.zeros(1, dtype=torch.long), make_threat("linf", 0.1))
     assert len(passes) == 2 * STEPS
 
 
@@ -124,12 +125,12 @@ def test_what_fab_finds_at_the_boundary_is_kept(norm, eps, monkeypatch):
     def watched(network: nn.Module, clean: Tensor, x_adv: Tensor, labels: Tensor, within: Threat) -> Tensor:
         assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (False, False)
         assert (network(x_adv).argmax(1) == labels).all()  # what is across is left as it is
-        return pushed(network, clean, x_adv, labels, within)
+        return push_across_boundary(network, clean, x_adv, labels, within)
 
-    monkeypatch.setattr(autoattack, "pushed", watched)
+    monkeypatch.setattr(autoattack, "push_across_boundary", watched)
     officially, _ = broken(None)
     kept, refuted = broken(threat)
-    monkeypatch.setattr(autoattack, "pushed", lambda _, __, x_adv, *___: x_adv)
+    monkeypatch.setattr(autoattack, "push_across_boundary", lambda _, __, x_adv, *___: x_adv)
     without, lost = broken(threat)
     assert without + lost == kept + refuted  # the search is the same
     assert lost > officially / 10, "nothing was there to be lost"
@@ -141,7 +142,9 @@ def test_what_fab_finds_at_the_boundary_is_kept(norm, eps, monkeypatch):
 @pytest.mark.parametrize(("norm", "eps"), [("linf", (0.05, 0.1)), ("l2", (0.3, 1.0))])
 def test_the_push_is_told_the_threat_of_its_eps(norm, eps, monkeypatch):
     told = []
-    monkeypatch.setattr(autoattack, "pushed", lambda _, __, x_adv, ___, threat: told.append(threat) or x_adv)
+    monkeypatch.setattr(
+        autoattack, "push_across_boundary", lambda _, __, x_adv, ___, threat: told.append(threat) or x_adv
+    )
     data, options = pictures(10, 10), {"max_steps": 1, "margins": False, "sanity": False, "search": "tf32"}
     widemargin.evaluate(Rounding(taught_conv()), data, ["autoattack"], eps, norm, **options)
     assert set(told) == {make_threat(norm, radius) for radius in eps}

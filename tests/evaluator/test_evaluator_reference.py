@@ -11,8 +11,7 @@ from small_networks import Counted, Rough, pictures, taught_conv, taught_flat
 from torch import nn
 
 import widemargin
-from widemargin.evaluation.autoattack import break_survivors
-from widemargin.evaluation.backend import PARTS, make_reference, part_attack
+from widemargin.evaluation.autoattack import PARTS, break_survivors, make_reference, part_attack
 
 COLORED = (3, 6, 6)
 CASES = {

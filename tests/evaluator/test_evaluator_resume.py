@@ -17,10 +17,10 @@ from small_networks import Counted, Rough, pictures, taught_conv
 
 import widemargin
 from widemargin import InputError
+from widemargin.core.files import folder_lock
 from widemargin.evaluation import evaluator
-from widemargin.evaluation.notes import UNKNOWN
-from widemargin.evaluation.store import Store
-from widemargin.files import held
+from widemargin.evaluation.report import UNKNOWN
+from widemargin.evaluation.shards import Store
 
 CHILD = Path(__file__).with_name("evaluation_child.py")
 
@@ -209,11 +209,11 @@ def test_a_step_of_a_quarter_of_eps_is_the_usual_one_said_aloud(whole, tmp_path)
 def test_a_folder_that_is_held_is_left_as_it_is(tmp_path):
     partial = tmp_path / ".settings.json.partial"  # what the other one is writing
     partial.write_text("{")
-    with held(tmp_path), pytest.raises(InputError, match="another process works in"):
+    with folder_lock(tmp_path), pytest.raises(InputError, match="another process works in"):
         evaluate(counted(), tmp_path)
     assert list(tmp_path.iterdir()) == [partial]
     evaluate(counted(), tmp_path, limit=2)
-    with held(tmp_path):  # let go of at the end
+    with folder_lock(tmp_path):  # let go of at the end
         pass
 
 
@@ -289,7 +289,7 @@ def test_other_weights_are_refused(half):
 
 def test_data_of_another_name_are_refused(half):
     with pytest.raises(InputError, match=r"holds another evaluation \(data: "):
-        evaluate(counted(), half, subject=widemargin.evaluation.Subject(data="others"))
+        evaluate(counted(), half, subject=widemargin.evaluation.ModelInfo(data="others"))
 
 
 @pytest.mark.parametrize(
@@ -303,9 +303,9 @@ def test_data_of_another_name_are_refused(half):
     ],
 )
 def test_what_no_tensor_of_public_weights_holds(tmp_path, before, now, told):
-    evaluate(counted(), tmp_path, subject=widemargin.evaluation.Subject(**before), limit=2)
+    evaluate(counted(), tmp_path, subject=widemargin.evaluation.ModelInfo(**before), limit=2)
     with pytest.raises(InputError, match=re.escape(f"holds another evaluation ({told})")) if told else nullcontext():
-        evaluate(counted(), tmp_path, subject=widemargin.evaluation.Subject(**now), limit=2)
+        evaluate(counted(), tmp_path, subject=widemargin.evaluation.ModelInfo(**now), limit=2)
 
 
 @pytest.mark.parametrize("change", ["images", "labels", "fewer"])

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import widemargin
+from widemargin.core.precision import TF32
 from widemargin.errors import InputError
-from widemargin.evaluation import fits
-from widemargin.evaluation.notes import notes_for
-from widemargin.evaluation.searched import has_tf32
+from widemargin.evaluation import evaluator
+from widemargin.evaluation.report import notes_for
 from widemargin.evaluation.settings import EvaluationSettings
-from widemargin.precision import TF32
+from widemargin.evaluation.tf32_search import has_tf32
 
 pytestmark = pytest.mark.usefixtures("tf32_here")
 X = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -111,7 +111,7 @@ def test_mistakes():
 
 
 def test_where_there_is_no_tf32_it_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(fits, "has_tf32", has_tf32)
+    monkeypatch.setattr(evaluator, "has_tf32", has_tf32)
     with pytest.raises(InputError, match="'float32' on a device without TF32, got 'tf32' on cpu; leave --search"):
         judged("tf32", tmp_path)
     assert not (tmp_path / "tf32").exists()

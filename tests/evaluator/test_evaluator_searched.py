@@ -9,15 +9,15 @@ from torch._inductor.exc import InductorError
 
 import widemargin
 from widemargin.attacks import PGD
+from widemargin.core.precision import allowing_tf32, full_float32
 from widemargin.data import ImageSet
 from widemargin.errors import WidemarginWarning
 from widemargin.evaluation import accuracy, evaluator
 from widemargin.evaluation.accuracy import verdicts
-from widemargin.evaluation.searched import channels_last_copy, compiled, searched
 from widemargin.evaluation.settings import EvaluationSettings
 from widemargin.evaluation.shards import Shard
+from widemargin.evaluation.tf32_search import channels_last_copy, compiled, search_model
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, build_model
-from widemargin.precision import allowing_tf32, full_float32
 
 NETWORKS = {
     "cnn": (CNNConfig(), (3, 32, 32)),
@@ -62,10 +62,10 @@ def test_the_model_is_left_as_it_is():
 
 def test_only_our_own_networks_on_a_gpu_are_turned():
     model, theirs = network("cnn"), nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    assert searched(model, tf32=True) is model  # there is no TF32 on a CPU
-    assert searched(model, tf32=False) is model
-    assert searched(theirs, tf32=True) is theirs
-    assert searched(nn.Flatten(), tf32=True) is not None
+    assert search_model(model, tf32=True) is model  # there is no TF32 on a CPU
+    assert search_model(model, tf32=False) is model
+    assert search_model(theirs, tf32=True) is theirs
+    assert search_model(nn.Flatten(), tf32=True) is not None
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ Y = torch.tensor([0] * 6 + [1] * 6)
 def test_attacks_search_on_the_copy_and_the_model_judges(monkeypatch, other, left):
     """A copy that sees nothing finds nothing; one that sees everything upside down leads away from the boundary."""
     copied = Line(other)
-    monkeypatch.setattr(evaluator, "searched", lambda model, tf32, many_like: copied if tf32 else model)
+    monkeypatch.setattr(evaluator, "search_model", lambda model, tf32, many_like: copied if tf32 else model)
     options = {"max_steps": 3, "sanity": False, "distance": True, "norm": "linf", "search": "tf32"}
     report = widemargin.evaluate(Line(), (X, Y), ["clean", "pgd5", "autoattack"], 0.2, **options)
     assert report.accuracy["clean"] == 100.0
@@ -225,7 +225,7 @@ def test_only_a_long_search_is_worth_compiling(changes, images, expected):
 
 def test_nothing_is_made_for_the_search_where_nothing_is_left_to_do(monkeypatch, tmp_path):
     made = []
-    monkeypatch.setattr(evaluator, "searched", lambda model, **_: made.append(1) or model)
+    monkeypatch.setattr(evaluator, "search_model", lambda model, **_: made.append(1) or model)
     options = {"max_steps": 2, "sanity": False, "shard_size": 5}
     for _ in range(2):
         widemargin.evaluate(Line(), (X, Y), ["clean", "pgd5"], 0.2, out=tmp_path, **options)
@@ -234,7 +234,9 @@ def test_nothing_is_made_for_the_search_where_nothing_is_left_to_do(monkeypatch,
 
 def test_what_is_watched_is_searched_so_too(monkeypatch):
     asked = []
-    monkeypatch.setattr(accuracy, "searched", lambda model, tf32: asked.append(tf32) or (Line(0.0) if tf32 else model))
+    monkeypatch.setattr(
+        accuracy, "search_model", lambda model, tf32: asked.append(tf32) or (Line(0.0) if tf32 else model)
+    )
     data, attack = ImageSet(X, Y, num_classes=2, name="line"), PGD(eps=0.2, step_size=0.1, steps=5)
     assert [verdicts(Line(), data, attack, tf32=tf32).sum().item() for tf32 in (False, True)] == [0, 12]
     assert asked == [False, True]

@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from widemargin import InputError
-from widemargin.config_files import from_dict
-from widemargin.evaluation.notes import notes_on
-from widemargin.evaluation.subject import load_judgeable
+from widemargin.config.toml import from_dict
+from widemargin.evaluation.report import notes_on
+from widemargin.evaluation.target import load_model
 from widemargin.heads import Hypersphere, LinearHead
 from widemargin.models import CNNConfig, MLPConfig, PreActResNet18Config, ResNet18Config, WideResNetConfig
-from widemargin.models.normalize import Normalization
-from widemargin.reports.inputs.checkpoint_file import read_checksum
+from widemargin.models.classifier import Normalization
+from widemargin.report.findings import read_checksum
 from widemargin.training import train
 
 COLOR, GRAY = (3, 32, 32), (1, 28, 28)
@@ -88,7 +88,7 @@ def test_public_weights_of_every_architecture(tmp_path, network, suffix):
     config, shape, classes = NETWORKS[network]
     model, path = build(config, shape, classes), tmp_path / f"weights{suffix}"
     save_file(model.state_dict(), path) if suffix == ".safetensors" else torch.save(model.state_dict(), path)
-    found = load_judgeable(str(path), image_shape=shape)
+    found = load_model(str(path), image_shape=shape)
     assert type(found.model) is type(model)
     assert not found.model.training
     assert found.model(some_images(shape)).equal(model(some_images(shape)))
@@ -104,7 +104,7 @@ def test_public_weights_of_every_architecture(tmp_path, network, suffix):
 def test_public_weights_in_every_wrapping(tmp_path, wrapping, suffix):
     model = build(WideResNetConfig(depth=10, widen=1, variant="trades"), COLOR, 10)
     torch.save(WRAPPINGS[wrapping](model.state_dict()), tmp_path / f"weights{suffix}")
-    found = load_judgeable(str(tmp_path / f"weights{suffix}"), image_shape=COLOR)
+    found = load_model(str(tmp_path / f"weights{suffix}"), image_shape=COLOR)
     assert found.model(some_images(COLOR)).equal(model(some_images(COLOR)))
 
 
@@ -126,10 +126,10 @@ def test_normalization_kept_in_the_file(tmp_path, stored, prefix, shape):
     numbers = (torch.tensor(part).view(shape) for part in (values.mean, values.std))
     weights = prefixed(plain.state_dict(), prefix) | dict(zip(stored, numbers, strict=True))
     torch.save({"state_dict": prefixed(weights, "module.")}, tmp_path / "weights.pt")
-    judged = load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR)
+    judged = load_model(str(tmp_path / "weights.pt"), image_shape=COLOR)
     assert judged.subject.normalize is None
     with pytest.raises(InputError, match=r"--normalize has no effect: .*weights.pt holds a normalization of its own"):
-        load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize="none")
+        load_model(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize="none")
     found = judged.model
     torch.testing.assert_close(found(some_images(COLOR)), model(some_images(COLOR)), rtol=1e-4, atol=1e-5)
     assert not found(some_images(COLOR)).allclose(plain(some_images(COLOR)), atol=1e-3)
@@ -146,7 +146,7 @@ def test_normalization_kept_in_the_file(tmp_path, stored, prefix, shape):
 def test_normalization_given_beside_the_file(tmp_path, text, mean, std):
     plain = build(PreActResNet18Config(width=4), COLOR, 10)
     torch.save(plain.state_dict(), tmp_path / "weights.pt")
-    found = load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize=text)
+    found = load_model(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize=text)
     images = some_images(COLOR)
     by_hand = (images - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(found.model(images), plain(by_hand))
@@ -156,10 +156,10 @@ def test_normalization_given_beside_the_file(tmp_path, text, mean, std):
 def test_a_file_that_says_nothing_of_normalization_is_told_and_none_is_an_answer(tmp_path):
     plain = build(MLPConfig(hidden=(12,)), GRAY, 5)
     torch.save(plain.state_dict(), tmp_path / "weights.pt")
-    asked = load_judgeable(str(tmp_path / "weights.pt"), image_shape=GRAY)
+    asked = load_model(str(tmp_path / "weights.pt"), image_shape=GRAY)
     (note,) = notes_on(asked.subject)
     assert "Nothing in the file of the weights says how images are normalized" in note
-    answered = load_judgeable(str(tmp_path / "weights.pt"), image_shape=GRAY, normalize="none")
+    answered = load_model(str(tmp_path / "weights.pt"), image_shape=GRAY, normalize="none")
     assert notes_on(answered.subject) == ()
     for found in (asked, answered):
         assert found.model(some_images(GRAY)).equal(plain(some_images(GRAY)))
@@ -169,21 +169,21 @@ def test_a_file_that_says_nothing_of_normalization_is_told_and_none_is_an_answer
 def test_a_normalization_that_is_none(tmp_path, text):
     torch.save(build(ResNet18Config(width=4), COLOR, 10).state_dict(), tmp_path / "weights.pt")
     with pytest.raises(InputError, match=r"--normalize must be none, cifar10, mnist, or MEAN,STD \(2 numbers, or 6"):
-        load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize=text)
+        load_model(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize=text)
 
 
 @pytest.mark.parametrize("text", ["0.5,0", "nan,1", "0.5,-1"])
 def test_a_normalization_by_which_nothing_can_be_divided(tmp_path, text):
     torch.save(build(ResNet18Config(width=4), COLOR, 10).state_dict(), tmp_path / "weights.pt")
     with pytest.raises(InputError, match=r"Normalization.(std|mean) must be"):
-        load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize=text)
+        load_model(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize=text)
 
 
 def test_of_two_sets_of_weights_none_is_chosen(tmp_path):
     one, other = (build(MLPConfig(hidden=(n,)), GRAY, 5).state_dict() for n in (12, 13))
     torch.save({"student": one, "teacher": other}, tmp_path / "weights.pt")
     with pytest.raises(InputError, match=r"the file holds several sets of weights \(student, teacher\); save the one"):
-        load_judgeable(str(tmp_path / "weights.pt"), image_shape=GRAY)
+        load_model(str(tmp_path / "weights.pt"), image_shape=GRAY)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -192,10 +192,10 @@ def test_a_head_without_bias_needs_its_scale(tmp_path, network):
     model = build(config, shape, classes, make_head=Hypersphere(scale=15.0, margin=0.2))
     torch.save(model.state_dict(), tmp_path / "he.pt")
     with pytest.raises(InputError, match=r"without a bias, as hypersphere embedding \(HE\) has; .* --head-scale"):
-        load_judgeable(str(tmp_path / "he.pt"), image_shape=shape)
-    found = load_judgeable(str(tmp_path / "he.pt"), image_shape=shape, head_scale=15.0).model
+        load_model(str(tmp_path / "he.pt"), image_shape=shape)
+    found = load_model(str(tmp_path / "he.pt"), image_shape=shape, head_scale=15.0).model
     torch.testing.assert_close(found(some_images(shape)), model(some_images(shape)))
-    half = load_judgeable(str(tmp_path / "he.pt"), image_shape=shape, head_scale=7.5).model
+    half = load_model(str(tmp_path / "he.pt"), image_shape=shape, head_scale=7.5).model
     torch.testing.assert_close(2 * half(some_images(shape)), model(some_images(shape)))
 
 
@@ -204,7 +204,7 @@ def test_a_head_with_a_bias_has_no_scale(tmp_path, network):
     config, shape, classes = NETWORKS[network]
     torch.save(build(config, shape, classes).state_dict(), tmp_path / "linear.pt")
     with pytest.raises(InputError, match=r"--head-scale has no effect: .* with a bias, so their head is linear; leave"):
-        load_judgeable(str(tmp_path / "linear.pt"), image_shape=shape, head_scale=10.0)
+        load_model(str(tmp_path / "linear.pt"), image_shape=shape, head_scale=10.0)
 
 
 def test_rows_that_left_the_sphere_go_back(tmp_path):
@@ -213,20 +213,20 @@ def test_rows_that_left_the_sphere_go_back(tmp_path):
     weights = model.state_dict()
     weights["fcs.1.weight"] = 3.0 * weights["fcs.1.weight"]
     torch.save(weights, tmp_path / "he.pt")
-    found = load_judgeable(str(tmp_path / "he.pt"), image_shape=GRAY, head_scale=10.0).model
+    found = load_model(str(tmp_path / "he.pt"), image_shape=GRAY, head_scale=10.0).model
     torch.testing.assert_close(found(some_images(GRAY)), expected)
 
 
 def test_images_of_another_size_than_the_weights_are_for(tmp_path):
     torch.save(build(MLPConfig(hidden=(12,)), GRAY, 5).state_dict(), tmp_path / "mlp.pt")
     with pytest.raises(InputError, match=r"fcs.0.weight \(expected \(12, 100\), got \(12, 784\)\)"):
-        load_judgeable(str(tmp_path / "mlp.pt"), image_shape=(1, 10, 10))
+        load_model(str(tmp_path / "mlp.pt"), image_shape=(1, 10, 10))
 
 
 def test_public_weights_without_images(tmp_path):
     torch.save(build(MLPConfig(hidden=(12,)), GRAY, 5).state_dict(), tmp_path / "mlp.pt")
     with pytest.raises(InputError, match="does not say which images it wants; give --dataset"):
-        load_judgeable(str(tmp_path / "mlp.pt"), image_shape=None)
+        load_model(str(tmp_path / "mlp.pt"), image_shape=None)
 
 
 # Runs of ours
@@ -251,7 +251,7 @@ def run_folder(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "which"), [("", "best"), ("best.safetensors", "best"), ("last.safetensors", "last")])
 def test_a_run_of_ours_says_what_it_is(run_folder, name, which):
-    found = load_judgeable(str(run_folder / name), image_shape=None)
+    found = load_model(str(run_folder / name), image_shape=None)
     assert found.subject.name == "tiny"
     assert found.subject.weights == which
     assert found.subject.selection
@@ -267,9 +267,9 @@ def test_a_run_of_ours_says_what_it_is(run_folder, name, which):
 def test_a_run_of_ours_knows_its_head(run_folder):
     for target in (run_folder, run_folder / "last.safetensors"):
         with pytest.raises(InputError, match=r"--head-scale is for public weights; .*\.safetensors says which head it"):
-            load_judgeable(str(target), image_shape=None, head_scale=10.0)
+            load_model(str(target), image_shape=None, head_scale=10.0)
         with pytest.raises(InputError, match=r"--normalize is for public weights; .*\.safetensors says which normaliz"):
-            load_judgeable(str(target), image_shape=None, normalize="cifar10")
+            load_model(str(target), image_shape=None, normalize="cifar10")
 
 
 # A function of one's own
@@ -293,19 +293,19 @@ def own_module(tmp_path, monkeypatch):
 
 
 def test_a_function_of_the_users(own_module):
-    found = load_judgeable("own_nets:factory", image_shape=None)
+    found = load_model("own_nets:factory", image_shape=None)
     assert isinstance(found.model[1], nn.Linear)
     assert not found.model.training
     assert found.subject.target == "own_nets:factory"
 
 
 def test_a_network_by_its_name(own_module):
-    assert isinstance(load_judgeable("own_nets:made", image_shape=None).model, nn.Flatten)
+    assert isinstance(load_model("own_nets:made", image_shape=None).model, nn.Flatten)
 
 
 def test_a_function_makes_its_own_head(own_module):
     with pytest.raises(InputError, match="--head-scale is for public weights; own_nets:factory makes its own head;"):
-        load_judgeable("own_nets:factory", image_shape=None, head_scale=10.0)
+        load_model("own_nets:factory", image_shape=None, head_scale=10.0)
 
 
 @pytest.mark.parametrize(
@@ -323,12 +323,12 @@ def test_a_function_makes_its_own_head(own_module):
 )
 def test_what_is_no_function(own_module, text, says):
     with pytest.raises(InputError, match=says):
-        load_judgeable(text, image_shape=None)
+        load_model(text, image_shape=None)
 
 
 def test_a_mistake_in_the_users_function_keeps_its_traceback(own_module):
     with pytest.raises(RuntimeError, match="mine"):
-        load_judgeable("own_nets:fails", image_shape=None)
+        load_model("own_nets:fails", image_shape=None)
 
 
 # Files that are something else
@@ -364,7 +364,7 @@ def test_a_malicious_pickle_runs_nothing(tmp_path, recwarn, suffix, write, neste
     evil = Malicious(witness)
     write({"state_dict": {"fcs.0.weight": evil}} if nested else evil, path)
     with pytest.raises(InputError, match="cannot be read as tensors alone, and nothing else is ever run") as refusal:
-        load_judgeable(str(path), image_shape=GRAY)
+        load_model(str(path), image_shape=GRAY)
     assert not witness.exists()
     assert "\n" not in str(refusal.value)
     assert not recwarn.list
@@ -379,7 +379,7 @@ def test_a_malicious_pickle_under_another_name_runs_nothing(tmp_path, suffix):
     witness, path = tmp_path / "was-here", tmp_path / f"weights{suffix}"
     bare(Malicious(witness), path)
     with pytest.raises(InputError):
-        load_judgeable(str(path), image_shape=GRAY)
+        load_model(str(path), image_shape=GRAY)
     assert not witness.exists()
 
 
@@ -397,7 +397,7 @@ def not_weights():
 def test_something_else_than_a_state_dict(tmp_path, what):
     torch.save(not_weights()[what], tmp_path / "weights.pt")
     with pytest.raises(InputError, match=r"not a state dict|cannot be read as tensors alone") as refusal:
-        load_judgeable(str(tmp_path / "weights.pt"), image_shape=GRAY)
+        load_model(str(tmp_path / "weights.pt"), image_shape=GRAY)
     assert "save model.state_dict()" in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -414,11 +414,11 @@ def test_broken_files(tmp_path):
                 broken[place] = int(torch.randint(256, (1,), generator=generator))
             path.write_bytes(broken)
             with pytest.raises(InputError):  # if only because no architecture has a tensor "a"
-                load_judgeable(str(path), image_shape=GRAY)
+                load_model(str(path), image_shape=GRAY)
         for length in (0, 1, 10, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole[:length])
             with pytest.raises(InputError, match="cannot be read as tensors alone"):
-                load_judgeable(str(path), image_shape=GRAY)
+                load_model(str(path), image_shape=GRAY)
 
 
 @pytest.mark.parametrize(
@@ -438,11 +438,11 @@ def test_broken_files(tmp_path):
 def test_an_unknown_architecture(tmp_path, keys, says):
     torch.save({key: torch.zeros(shape) for key, shape in keys.items()}, tmp_path / "weights.pt")
     with pytest.raises(InputError, match=says):
-        load_judgeable(str(tmp_path / "weights.pt"), image_shape=COLOR)
+        load_model(str(tmp_path / "weights.pt"), image_shape=COLOR)
 
 
 def test_weights_with_a_layer_too_many(tmp_path):
     weights = build(MLPConfig(hidden=(12,)), GRAY, 5).state_dict() | {"extra.weight": torch.zeros(2)}
     torch.save(weights, tmp_path / "weights.pt")
     with pytest.raises(InputError, match=r"unexpected: extra\.weight"):
-        load_judgeable(str(tmp_path / "weights.pt"), image_shape=GRAY)
+        load_model(str(tmp_path / "weights.pt"), image_shape=GRAY)

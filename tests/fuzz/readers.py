@@ -20,20 +20,20 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from reports.report_folders import write_evaluation, write_result, write_run, write_sweep
-from widemargin.checkpoints import Checkpoint, Description, load_checkpoint, restore_model, save_checkpoint
+from report_folders import write_evaluation, write_result, write_run, write_sweep
 from widemargin.cli.report import references
-from widemargin.config_files import read_toml, to_dict, to_toml
+from widemargin.config.checkpoint import Checkpoint, Description, load_checkpoint, restore_model, save_checkpoint
+from widemargin.config.toml import read_toml, to_dict, to_toml
 from widemargin.data import load, read_cifar10
-from widemargin.data.cifar_pickle import read_python_batch
+from widemargin.data.cifar import read_python_batch
 from widemargin.data.idx import read_images, read_labels
 from widemargin.data.image_folder import read_image_folder
 from widemargin.data.npz import has_parts, read_npz
 from widemargin.errors import InputError
-from widemargin.evaluation.subject import load_judgeable
+from widemargin.evaluation.target import load_model
 from widemargin.models import MLPConfig
-from widemargin.recipes.catalog import all_recipes
-from widemargin.reports.report import write_report
+from widemargin.recipes import all_recipes
+from widemargin.report import write_report
 
 RECORDS = 2
 IMAGES = 6
@@ -160,7 +160,7 @@ def _restored(path: Path) -> object:
 
 
 def _judgeable(path: Path) -> object:
-    return load_judgeable(str(path), image_shape=(1, 4, 4))
+    return load_model(str(path), image_shape=(1, 4, 4))
 
 
 def network() -> torch.nn.Module:

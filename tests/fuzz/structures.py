@@ -18,8 +18,8 @@ import torch
 from hypothesis import strategies as st
 from readers import IMAGES, SHOWN, checkpoint_bytes, digits, network, npy, sealed_again, shown_folder, zip_of
 
-from widemargin.config_files import to_dict
-from widemargin.recipes.catalog import all_recipes
+from widemargin.config.toml import to_dict
+from widemargin.recipes import all_recipes
 
 SIZES = st.one_of(st.sampled_from([-1, 0, 1, 2, 3, 28, 2**31, 2**40, 2**62, 2**63 - 1, 2**64]), st.integers(0, 40))
 NAMES = st.one_of(

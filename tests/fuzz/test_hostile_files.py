@@ -20,19 +20,19 @@ from readers import RECORDS, binary_batch, checkpoint_bytes, digits, network, np
 from structures import joined, split
 
 import widemargin
-from widemargin.checkpoints import checksum, load_checkpoint, load_newest, restore_model
-from widemargin.config_files import from_dict, read_toml, to_toml, with_overrides
+from widemargin.config import checkpoint
+from widemargin.config.checkpoint import load_checkpoint, load_newest, restore_model
+from widemargin.config.toml import from_dict, read_toml, to_toml, with_overrides
 from widemargin.data import load, read_cifar10
-from widemargin.data.cifar_pickle import read_python_batch
+from widemargin.data.cifar import read_python_batch
 from widemargin.data.idx import read_images
 from widemargin.data.image_folder import read_image_folder
 from widemargin.data.npz import read_npz
 from widemargin.errors import InputError
-from widemargin.evaluation.subject import load_judgeable
-from widemargin.evaluation.target import load_target
-from widemargin.models import budget, load_public_state_dict
-from widemargin.models.public_file import read_tensors
-from widemargin.recipes.catalog import all_recipes
+from widemargin.evaluation.target import load_model, load_target
+from widemargin.models import load_public_state_dict, public_weights
+from widemargin.models.public_weights import read_tensors
+from widemargin.recipes import all_recipes
 
 
 def written(folder: Path, name: str, content: bytes) -> Path:
@@ -124,7 +124,7 @@ def test_public_weights_that_describe_a_network_far_larger_than_they_are(tmp_pat
     }
     torch.save(weights, tmp_path / "a.pt")
     with pytest.raises(InputError, match="is far larger than the weights it holds"):
-        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+        load_model(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_public_weights_that_describe_a_network_far_larger_than_they_are(tmp_pat
 def test_public_weights_that_are_none(tmp_path, value, words):
     torch.save(dict(network().state_dict()) | {"fcs.0.weight": value}, tmp_path / "a.pt")
     with pytest.raises(InputError, match=words):
-        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+        load_model(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_public_weights_that_are_none(tmp_path, value, words):
 def test_public_weights_with_the_names_of_a_network_and_not_its_layers(tmp_path, shapes):
     torch.save({key: torch.zeros(shape) for key, shape in shapes.items()}, tmp_path / "a.pt")
     with pytest.raises(InputError, match=r"these weights (are of|have a last layer)|must be an integer of at least"):
-        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+        load_model(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
 
 
 def test_weights_without_values_do_not_pass_for_a_trained_network():
@@ -168,14 +168,14 @@ def test_public_weights_nested_in_themselves(tmp_path):
     state["state_dict"] = state
     torch.save(state, tmp_path / "a.pt")
     with pytest.raises(InputError, match="nested more than 10 deep"):
-        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+        load_model(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
 
 
 def test_a_compressed_bomb_as_public_weights(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", b"\x80\x02}." + bytes(10**7))
     with pytest.raises(InputError, match=r"it is a compressed archive, which torch.save does not write"):
-        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+        load_model(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
 
 
 def test_public_weights_whose_directory_claims_more_than_there_is(tmp_path):
@@ -185,7 +185,7 @@ def test_public_weights_whose_directory_claims_more_than_there_is(tmp_path):
     assert size in content
     written(tmp_path, "a.pt", content.replace(size, struct.pack("<II", 2**31, 2**31)))
     with pytest.raises(InputError, match=r"its members claim .* bytes, more than the"):
-        load_judgeable(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
+        load_model(str(tmp_path / "a.pt"), image_shape=(1, 4, 4))
 
 
 def test_an_image_that_claims_billions_of_pixels(tmp_path):
@@ -258,9 +258,9 @@ def _piped_mnist(folder: Path) -> object:
 
 PIPED = {
     "configuration": lambda folder: read_toml(_pipe(folder / "a.toml")),
-    "public weights": lambda folder: load_judgeable(str(_pipe(folder / "a.pt")), image_shape=(1, 4, 4)),
+    "public weights": lambda folder: load_model(str(_pipe(folder / "a.pt")), image_shape=(1, 4, 4)),
     "public weights in Python": lambda folder: read_tensors(_pipe(folder / "a.pt")),
-    "checkpoint": lambda folder: load_judgeable(str(_pipe(folder / "a.safetensors")), image_shape=None),
+    "checkpoint": lambda folder: load_model(str(_pipe(folder / "a.safetensors")), image_shape=None),
     "checkpoint in Python": lambda folder: load_checkpoint(_pipe(folder / "a.safetensors")),
     "weights of a run": lambda folder: load_target(_pipe(folder / "run" / "last.safetensors").parent),
     "weights of a run that goes on": lambda folder: load_newest(_pipe(folder / "last.safetensors"), folder),
@@ -284,7 +284,7 @@ def test_a_device_in_place_of_a_file(tmp_path):
     for name in ("a.toml", "a.pt", "a.safetensors"):
         (tmp_path / name).symlink_to("/dev/zero")
         with pytest.raises(InputError, match=f"{name} is a device, not a file"):
-            read_toml(tmp_path / name) if name == "a.toml" else load_judgeable(str(tmp_path / name), image_shape=None)
+            read_toml(tmp_path / name) if name == "a.toml" else load_model(str(tmp_path / name), image_shape=None)
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
@@ -308,7 +308,7 @@ def test_a_tar_header_of_nines_alone(tmp_path, monkeypatch, kind):
 )
 def test_a_description_of_many_layers_of_almost_nothing(tmp_path, monkeypatch, model):
     """Few values, so it is the number of layers that would take minutes."""
-    monkeypatch.setattr(budget, "_ROOM", 2**40)
+    monkeypatch.setattr(public_weights, "_ROOM", 2**40)
     header, body = split(checkpoint_bytes(tmp_path))
     table = json.loads(header["__metadata__"]["widemargin"])
     table["config"] |= {"model": model}
@@ -320,7 +320,10 @@ def test_a_description_of_many_layers_of_almost_nothing(tmp_path, monkeypatch, m
 
 def test_no_file_holds_a_network_of_more_layers_than_any_has():
     weights = {str(number): torch.zeros(1) for number in range(6000)}
-    with pytest.raises(InputError, match="has more than 20000 tensors"), budget.no_larger_than(weights, source="a"):
+    with (
+        pytest.raises(InputError, match="has more than 20000 tensors"),
+        public_weights.no_larger_than(weights, source="a"),
+    ):
         [torch.empty(0) for _ in range(20_001)]
 
 
@@ -328,7 +331,7 @@ def test_a_checkpoint_with_terabytes_of_nothing_at_its_end(tmp_path, monkeypatch
     path = written(tmp_path, "a.safetensors", checkpoint_bytes(tmp_path))
     with path.open("r+b") as stream:
         stream.truncate(2**40)
-    monkeypatch.setattr(checksum, "_CHUNK", "never read on")
+    monkeypatch.setattr(checkpoint, "_CHUNK", "never read on")
     with pytest.raises(InputError, match=r"it has 1099511627776 bytes, \d+ more than it describes"):
         load_checkpoint(path)
 
@@ -422,7 +425,7 @@ def test_public_weights_that_would_run_something(tmp_path, form, suffix):
     else:
         torch.save(harm, path, _use_new_zipfile_serialization=form == "zip")
     with pytest.raises(InputError, match="cannot be read as tensors alone, and nothing else is ever run"):
-        load_judgeable(str(path), image_shape=(1, 4, 4))
+        load_model(str(path), image_shape=(1, 4, 4))
     assert not (tmp_path / "harm").exists()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from widemargin import InputError
 from widemargin.heads import Hypersphere, LargeMargin, Linear, MakeHead
 from widemargin.models import build_model
-from widemargin.models.constraints import ImageShape
+from widemargin.models.classifier import ImageShape
 from widemargin.objectives import Standard
 from widemargin.types import Nets
 

@@ -9,7 +9,7 @@ from widemargin.data import Batch
 from widemargin.heads import Hypersphere, HypersphereHead, logits_for_training
 from widemargin.models import MLPConfig, build_model
 from widemargin.objectives import Standard
-from widemargin.training import Moment, train_step
+from widemargin.training import StepContext, train_step
 from widemargin.training.state import TrainState
 from widemargin.types import Nets
 
@@ -142,7 +142,7 @@ def test_a_train_step_leaves_unit_rows_and_has_used_the_margin() -> None:
         before = head.weight.clone()
     state = TrainState(nets=Nets(model=model), optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
     batch = Batch(step=0, indices=torch.arange(5), images=x, labels=y)
-    values = train_step(state, Standard(), (), batch, Moment(seed=0, epoch=0, step=0, steps_per_epoch=1))
+    values = train_step(state, Standard(), (), batch, StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1))
     expected = torch.nn.functional.cross_entropy(margin, y, reduction="none")
     torch.testing.assert_close(values["loss"].detach(), expected.float(), rtol=1e-4, atol=1e-5)
     assert (head.weight - before).abs().max() > 1e-3

@@ -13,7 +13,7 @@ from widemargin.data import Batch
 from widemargin.heads import GeometricAnnealing, LargeMargin, LargeMarginHead, PowerAnnealing
 from widemargin.models import MLPConfig, build_model
 from widemargin.objectives import Trades
-from widemargin.training import Moment, train_step
+from widemargin.training import StepContext, train_step
 from widemargin.training.state import TrainState
 from widemargin.types import Nets
 
@@ -138,7 +138,7 @@ def test_one_optimizer_step_counts_once_whatever_the_number_of_forwards() -> Non
     assert isinstance(head, LargeMarginHead)
     for step in range(3):
         batch = Batch(step=step, indices=torch.arange(5), images=x, labels=y)
-        moment = Moment(seed=0, epoch=0, step=step, steps_per_epoch=3)
+        moment = StepContext(seed=0, epoch=0, step=step, steps_per_epoch=3)
         train_step(state, Trades(attack=attack, repeat_clean=True), (), batch, moment)
         assert head.steps.item() == step + 1
     key = next(name for name in model.state_dict() if name.endswith(".steps"))

@@ -9,7 +9,7 @@ from widemargin.data import Batch
 from widemargin.heads import Hypersphere, LargeMargin, Linear, MakeHead, after_update, logits_for_training
 from widemargin.models import MLPConfig, build_model
 from widemargin.objectives import Standard
-from widemargin.training import Moment, train_step
+from widemargin.training import StepContext, train_step
 from widemargin.training.state import TrainState
 from widemargin.types import Nets
 
@@ -77,7 +77,7 @@ def test_a_step_of_a_network_of_the_users_own(head: nn.Module, factor: float) ->
     expected = F.cross_entropy(factor * model(images()), Y, reduction="none").detach()
     state = TrainState(nets=Nets(model=model), optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
     batch = Batch(step=0, indices=torch.arange(4), images=images(), labels=Y)
-    values = train_step(state, Standard(), (), batch, Moment(seed=0, epoch=0, step=0, steps_per_epoch=1))
+    values = train_step(state, Standard(), (), batch, StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1))
     torch.testing.assert_close(values["loss"].detach(), expected)
     assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 

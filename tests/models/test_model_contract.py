@@ -8,16 +8,7 @@ from torch import nn
 
 from widemargin.errors import InputError
 from widemargin.heads import LinearHead
-from widemargin.models import (
-    CNN,
-    MLP,
-    TEACHER_STRIDES,
-    Classifier,
-    Normalization,
-    Normalize,
-    ResNet18,
-    WideResNet,
-)
+from widemargin.models import CNN, MLP, TEACHER_STRIDES, Classifier, Normalization, Normalize, ResNet18, WideResNet
 
 SHAPE = (2, 20, 20)
 TINY: dict[str, Callable[..., Classifier]] = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from widemargin.config_files import from_dict, to_dict, with_overrides
+from widemargin.config.toml import from_dict, to_dict, with_overrides
 from widemargin.errors import InputError
 from widemargin.heads import Hypersphere, LargeMargin, Linear
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config

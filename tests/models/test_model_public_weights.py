@@ -16,7 +16,7 @@ from widemargin.models import (
     WideResNet,
     load_public_state_dict,
 )
-from widemargin.models.recognize import recognize
+from widemargin.models.public_weights import recognize
 
 Weights = dict[str, Tensor]
 SHAPE = (3, 8, 8)

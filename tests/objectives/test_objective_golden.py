@@ -12,7 +12,7 @@ from widemargin import PGD, ApproximateEMR
 from widemargin.data import Batch
 from widemargin.objectives import Mart, Trades
 from widemargin.regularizers import Penalty
-from widemargin.training import Moment, train_step
+from widemargin.training import StepContext, train_step
 from widemargin.training.state import TrainState
 from widemargin.types import Nets
 
@@ -130,7 +130,7 @@ def test_one_released_training_step(case: str, dtype: torch.dtype) -> None:
     )
     state = TrainState(nets=Nets(model=model), optimizer=optimizer)
     batch = Batch(step=0, indices=torch.arange(len(x)), images=x, labels=y)
-    moment = Moment(seed=0, epoch=0, step=0, steps_per_epoch=1)
+    moment = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1)
     values = train_step(state, released_trades(case, x), (penalty,), batch, moment)
 
     expected = under("objectives", f"step/{case}/")

@@ -11,11 +11,11 @@ import pytest
 
 from widemargin import InputError
 from widemargin.cli.main import run
-from widemargin.config_files import from_dict, read_toml, to_dict, to_toml
+from widemargin.config.toml import from_dict, read_toml, to_dict, to_toml
 from widemargin.data import DATASETS
 from widemargin.models import build_model
 from widemargin.recipes import all_recipes, find_recipe, tables
-from widemargin.recipes.published import published
+from widemargin.recipes.recipe import published
 from widemargin.recipes.tables import all_tables
 
 RECIPES = all_recipes()

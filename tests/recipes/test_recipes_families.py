@@ -7,7 +7,7 @@ import pytest
 
 from widemargin import PGD
 from widemargin.heads import Hypersphere, LargeMargin
-from widemargin.heads.annealing import GeometricAnnealing, PowerAnnealing
+from widemargin.heads.large_margin import GeometricAnnealing, PowerAnnealing
 from widemargin.models import CIFAR10_NORMALIZATION, LBGATTeacherConfig
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Trades
 from widemargin.recipes import all_recipes

@@ -6,8 +6,8 @@ import pytest
 
 from widemargin import FGSM, PGD
 from widemargin.config import AveragingConfig, WatchConfig
-from widemargin.config.unreached import unreached
-from widemargin.config_files import with_overrides
+from widemargin.config.run import unreached
+from widemargin.config.toml import with_overrides
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
 from widemargin.recipes import all_recipes
 from widemargin.recipes.tables import find_table

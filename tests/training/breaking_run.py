@@ -5,7 +5,7 @@ from pathlib import Path
 
 from breaking import Breaking
 
-from widemargin.config_files import read_toml
+from widemargin.config.toml import read_toml
 from widemargin.errors import InputError
 from widemargin.objectives import OBJECTIVES
 from widemargin.training import train

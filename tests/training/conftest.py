@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from widemargin.config import RunConfig
-from widemargin.config_files import from_dict, with_overrides
-from widemargin.training.log import read_metrics
+from widemargin.config.toml import from_dict, with_overrides
+from widemargin.training.run_folder import read_metrics
 
 sys.path.insert(0, str(Path(__file__).parent))
 from nursery import Nursery

@@ -92,22 +92,22 @@ def around(points: Points, kind: str, owner: object, name: str) -> None:
 def place_points(points: Points, folder: Path) -> None:
     import torch
 
-    from widemargin import files
-    from widemargin.checkpoints import file as checkpoint_file
+    from widemargin.config import checkpoint as checkpoint_file
+    from widemargin.core import files
     from widemargin.evaluation import accuracy
-    from widemargin.evaluation import margins as evaluation_margins
-    from widemargin.training import epoch, epoch_end, run_checkpoint, steps
+    from widemargin.evaluation import accuracy as evaluation_margins
+    from widemargin.training import graphed_step, run_folder, trainer
 
     for kind, owner, name in (
-        ("step", steps, "train_step"),
+        ("step", graphed_step, "train_step"),
         ("step", torch.optim.SGD, "step"),
         ("step", torch.Tensor, "backward"),
-        ("step", epoch, "update_average"),
+        ("step", trainer, "update_average"),
         ("watch", accuracy, "classified"),
         ("watch", evaluation_margins, "classified"),
-        ("between", epoch_end, "append_line"),
-        ("between", run_checkpoint, "save_checkpoint"),
-        ("between", run_checkpoint, "keep_until"),
+        ("between", trainer, "append_line"),
+        ("between", run_folder, "save_checkpoint"),
+        ("between", run_folder, "keep_until"),
         ("file", os, "fsync"),
         ("file", files, "drop_cached"),
     ):
@@ -130,7 +130,7 @@ def place_points(points: Points, folder: Path) -> None:
 
 def child(request: dict) -> int:
     """Run the script; it may set ``code``."""
-    from widemargin.config_files import from_dict
+    from widemargin.config.toml import from_dict
     from widemargin.training import train
 
     errors = os.open(request["left"] + ".err", os.O_WRONLY | os.O_CREAT)
@@ -148,7 +148,7 @@ def serve() -> None:
     import torch
 
     from widemargin.cli.train import train as command
-    from widemargin.config_files import from_dict
+    from widemargin.config.toml import from_dict
     from widemargin.training import train
 
     assert callable(command)  # the command line is warm, too

@@ -6,18 +6,18 @@ from itertools import count
 from pathlib import Path
 
 from widemargin.recipes import find_recipe
-from widemargin.training import Stop, epoch, train
+from widemargin.training import Stop, train, trainer
 
 
 def main(config: str, folder: str, engine: str, steps: int, device: str = "cuda") -> None:
-    stop, taken, set_learning_rate = Stop(), count(1), epoch.set_learning_rate
+    stop, taken, set_learning_rate = Stop(), count(1), trainer.set_learning_rate
 
     def counted(*arguments: object) -> None:
         set_learning_rate(*arguments)
         if next(taken) == steps:
             stop.asked = signal.SIGTERM
 
-    epoch.set_learning_rate = counted
+    trainer.set_learning_rate = counted
     options = {"engine": engine, "stop": stop, "deterministic": True}
     train(find_recipe(config).config, out=Path(folder), device=device, **options)
 

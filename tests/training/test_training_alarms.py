@@ -5,12 +5,11 @@ import warnings
 
 import pytest
 
-from widemargin.alarm_meanings import meaning_of
 from widemargin.errors import WidemarginWarning
-from widemargin.training import epoch_end, train
-from widemargin.training import run as run_module
-from widemargin.training.alarms import new_alarms
-from widemargin.training.log import read_metrics
+from widemargin.training import train, trainer
+from widemargin.training import trainer as run_module
+from widemargin.training.alarms import meaning_of, new_alarms
+from widemargin.training.run_folder import read_metrics
 
 AT = 'objective={kind="adversarial", attack={kind="fgsm", eps=0.1}}'
 PGD = 'watch={attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}, margins=[]}'
@@ -107,7 +106,7 @@ def collapsing(tiny, monkeypatch):
     def watched(nets, config, splits, *, epoch, **options):
         return {"test_clean": 50.0, "test_robust": SCORES[epoch - 1]}
 
-    monkeypatch.setattr(epoch_end, "watch", watched)
+    monkeypatch.setattr(trainer, "watch", watched)
     return tiny("epochs=4", AT, PGD)
 
 
@@ -144,23 +143,23 @@ def test_a_resumed_run_does_not_tell_it_again(collapsing, tmp_path, monkeypatch,
 
 def test_a_crash_between_line_and_checkpoint_loses_no_alarm(collapsing, tmp_path, monkeypatch, left_in):
     warned(lambda: train(collapsing, out=tmp_path / "whole"))
-    real = epoch_end.append_line
+    real = trainer.append_line
 
     def crashing(folder, line):
         real(folder, line)
         if line["epoch"] == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(epoch_end, "append_line", crashing)
+    monkeypatch.setattr(trainer, "append_line", crashing)
     with pytest.raises(KeyboardInterrupt):
         train(collapsing, out=tmp_path / "parts")
-    monkeypatch.setattr(epoch_end, "append_line", real)
+    monkeypatch.setattr(trainer, "append_line", real)
     assert len(warned(lambda: train(collapsing, out=tmp_path / "parts"))[0]) == 1
     left_in(tmp_path / "parts").assert_same(left_in(tmp_path / "whole"))
 
 
 def test_a_report_reads_lines_with_alarms(collapsing, tmp_path):
-    from widemargin.reports.inputs.run_folder import RunAlarm, read_run
+    from widemargin.report.findings import RunAlarm, read_run
 
     warned(lambda: train(collapsing, out=tmp_path))
     assert read_run(tmp_path).finished

@@ -12,11 +12,10 @@ from widemargin.data import ImageSet
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin
 from widemargin.models import LBGATTeacherConfig, WideResNetConfig
 from widemargin.objectives import Adversarial, Lbgat
-from widemargin.training import Moment, train, train_step
-from widemargin.training import epoch as epoch_module
-from widemargin.training.averaging import make_average, update_average
+from widemargin.training import StepContext, train, train_step
+from widemargin.training import trainer as epoch_module
 from widemargin.training.setup import make_batches, make_state
-from widemargin.training.state import Best, TrainState
+from widemargin.training.state import Best, TrainState, make_average, update_average
 
 ATTACK = PGD(eps=0.1, step_size=0.05, steps=2, random_start="gaussian")
 
@@ -45,7 +44,7 @@ def train_steps(config: RunConfig, state: TrainState, last: int) -> None:
     for batch in batches.epoch(0, state.step):
         if batch.step == last:
             return
-        moment = Moment(seed=0, epoch=0, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+        moment = StepContext(seed=0, epoch=0, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
         state.add(train_step(state, config.objective, config.penalties(), batch, moment))
         if state.average is not None and config.averaging is not None:
             update_average(state.average, state.nets.model, decay=config.averaging.decay, updates=batch.step)

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from widemargin import InputError
-from widemargin.checkpoints import load_checkpoint
+from widemargin.config.checkpoint import load_checkpoint
+from widemargin.core.signals import StopNowError
 from widemargin.evaluation.target import load_target
-from widemargin.training import epoch, epoch_end, train
-from widemargin.training.epoch_end import finish_epoch
-from widemargin.training.signals import StopNowError
+from widemargin.training import train, trainer
+from widemargin.training.trainer import finish_epoch
 
 WATCHED = (
     "epochs=6",
@@ -107,8 +107,8 @@ def test_a_measurement_that_is_left_leaves_the_statistics_of_both_as_they_were(t
             raise StopNowError
         return {}
 
-    monkeypatch.setattr(epoch_end, "watch", moved)
-    monkeypatch.setattr(epoch, "finish_epoch", lambda *args, **options: (finish_epoch(*args, **options), stop())[1])
+    monkeypatch.setattr(trainer, "watch", moved)
+    monkeypatch.setattr(trainer, "finish_epoch", lambda *args, **options: (finish_epoch(*args, **options), stop())[1])
 
     def stop() -> None:
         raise LeftError

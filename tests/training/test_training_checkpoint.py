@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import widemargin
 from widemargin import InputError, load
-from widemargin.checkpoints import Checkpoint, Description, load_checkpoint, restore_model, save_checkpoint
-from widemargin.config_files import from_dict
-from widemargin.files import write_text_whole, write_whole
+from widemargin.config.checkpoint import Checkpoint, Description, load_checkpoint, restore_model, save_checkpoint
+from widemargin.config.toml import from_dict
+from widemargin.core.files import write_atomic, write_text_atomic
 from widemargin.models import MODELS, MLPConfig, build_model
 from widemargin.training import train
 
@@ -181,22 +181,22 @@ def test_files_that_are_no_checkpoint(tmp_path, content):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_whatever_stops_a_write_no_part_of_a_file_is_left(tmp_path, error):
-    write_text_whole(tmp_path / "a.txt", "old")
+    write_text_atomic(tmp_path / "a.txt", "old")
 
     def interrupted(partial):
         partial.write_text("ne")
         raise error
 
     with pytest.raises(error):
-        write_whole(tmp_path / "a.txt", interrupted)
+        write_atomic(tmp_path / "a.txt", interrupted)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
 
 
 def test_writing_below_a_file_is_refused_in_one_line(tmp_path):
-    write_text_whole(tmp_path / "a.txt", "old")
+    write_text_atomic(tmp_path / "a.txt", "old")
     with pytest.raises(InputError, match=r"cannot write .*: Not a directory"):
-        write_text_whole(tmp_path / "a.txt" / "b.txt", "new")
+        write_text_atomic(tmp_path / "a.txt" / "b.txt", "new")
 
 
 def test_checkpoints_can_be_read_by_whom_the_umask_allows(run):

@@ -3,11 +3,11 @@
 import pytest
 
 from widemargin import InputError
-from widemargin.config_files import to_toml
+from widemargin.config.toml import to_toml
 from widemargin.evaluation import load_target
-from widemargin.training import run as run_module
-from widemargin.training import steps as steps_module
+from widemargin.training import graphed_step as steps_module
 from widemargin.training import train
+from widemargin.training import trainer as run_module
 from widemargin.training.setup import load_splits
 from widemargin.training.step import train_step
 

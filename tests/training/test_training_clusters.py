@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from widemargin.checkpoints import load_checkpoint
-from widemargin.config_files import to_toml
+from widemargin.config.checkpoint import load_checkpoint
+from widemargin.config.toml import to_toml
 
 DOCS = Path(__file__).parents[2] / "docs" / "clusters.md"
 SCRIPTS = re.findall(r"```bash\n(.*?)```", DOCS.read_text(), flags=re.S)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from widemargin.engine.kernel_choice import searching_kernels
+from widemargin.core.precision import deterministic_algorithms
+from widemargin.engine.plan import searching_kernels
 from widemargin.training import train
-from widemargin.training.determinism import repeating
 
 AT = 'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}}'
 CIFAR = 'data={name="cifar10-embedded", train_limit=80, test_limit=20, augmentation="crop-flip"}'
@@ -33,14 +33,14 @@ def settings() -> tuple[bool, bool, bool]:
 
 def test_settings_are_those_asked_for_and_restored():
     before = settings()
-    with repeating(False):
+    with deterministic_algorithms(False):
         assert settings() == before
-    with repeating(True):
+    with deterministic_algorithms(True):
         assert settings() == (True, False, False)
         with searching_kernels(True):
             assert settings() == (True, False, False)
     assert settings() == before
-    with pytest.raises(ZeroDivisionError), repeating(True):
+    with pytest.raises(ZeroDivisionError), deterministic_algorithms(True):
         _ = 1 // 0
     assert settings() == before
     with searching_kernels(True):

@@ -17,8 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from widemargin import InputError, files
-from widemargin.checkpoints import (
+from widemargin import InputError
+from widemargin.config import checkpoint as checkpoint_file
+from widemargin.config.checkpoint import (
     PREVIOUS,
     Checkpoint,
     DamagedError,
@@ -27,9 +28,8 @@ from widemargin.checkpoints import (
     load_newest,
     save_checkpoint,
 )
-from widemargin.checkpoints import file as checkpoint_file
-from widemargin.files import make_folder, write_text_whole, write_whole
-from widemargin.partial_file import LONG_AGO, partial_of
+from widemargin.core import files
+from widemargin.core.files import LONG_AGO, make_folder, partial_of, write_atomic, write_text_atomic
 from widemargin.training import train
 
 
@@ -383,17 +383,17 @@ def test_what_a_kill_leaves_of_the_first_file_does_not_take_the_folder(tiny, tmp
 
 
 def test_a_folder_is_held_by_one_process_at_a_time_and_let_go_by_a_kill(tmp_path):
-    program = "import sys; from pathlib import Path; from widemargin.files import held\n"
+    program = "import sys; from pathlib import Path; from widemargin.core.files import held\n"
     program += "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     child = subprocess.Popen(
         [sys.executable, "-c", program, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout.readline() == "held\n"
     with pytest.raises(InputError, match=r"another process works in .*; wait for it to end, or choose another folder"):
-        files.held(tmp_path).__enter__()
+        files.folder_lock(tmp_path).__enter__()
     child.kill()
     child.communicate()
-    with files.held(tmp_path):
+    with files.folder_lock(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -401,7 +401,7 @@ def test_a_folder_is_held_by_one_process_at_a_time_and_let_go_by_a_kill(tmp_path
 def test_a_folder_that_cannot_be_opened_or_locked_is_told(tmp_path, monkeypatch):
     with (
         pytest.raises(InputError, match=r"cannot open the folder .*absent: No such file or directory; choose another"),
-        files.held(tmp_path / "absent"),
+        files.folder_lock(tmp_path / "absent"),
     ):
         pass
 
@@ -409,7 +409,7 @@ def test_a_folder_that_cannot_be_opened_or_locked_is_told(tmp_path, monkeypatch)
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(files.fcntl, "flock", failing)
-    with pytest.raises(InputError, match=r"cannot lock the folder .*: Input/output error"), files.held(tmp_path):
+    with pytest.raises(InputError, match=r"cannot lock the folder .*: Input/output error"), files.folder_lock(tmp_path):
         pass
 
 
@@ -418,7 +418,7 @@ def test_partial_files_beside_others_are_left_alone(tmp_path):
     (tmp_path / "b").write_text("b")
     files.make_folder(tmp_path)
     assert (tmp_path / ".a.partial").exists()
-    write_text_whole(tmp_path / "a", "a")
+    write_text_atomic(tmp_path / "a", "a")
     assert not (tmp_path / ".a.partial").exists()
 
 
@@ -427,14 +427,14 @@ def test_two_writers_at_once_each_put_a_whole_file_there(tmp_path):
 
     def slowly(partial):
         partial.write_text("the first half")
-        other = threading.Thread(target=write_text_whole, args=(path, "another's"))
+        other = threading.Thread(target=write_text_atomic, args=(path, "another's"))
         other.start()
         other.join()
         assert path.read_text() == "another's"
         with partial.open("a") as stream:
             stream.write(" and the second")
 
-    write_whole(path, slowly)
+    write_atomic(path, slowly)
     assert path.read_text() == "the first half and the second"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -442,7 +442,7 @@ def test_two_writers_at_once_each_put_a_whole_file_there(tmp_path):
 WRITING = """
 import sys
 from pathlib import Path
-from widemargin.files import write_whole
+from widemargin.core.files import write_whole
 
 def write(partial):
     partial.write_text("half")
@@ -460,11 +460,11 @@ def test_the_partial_file_of_another_process_goes_when_that_process_is_gone(tmp_
     )
     partial = Path(child.stdout.readline().strip())
     files.make_folder(tmp_path)
-    write_text_whole(path, "a")
+    write_text_atomic(path, "a")
     assert partial.exists()
     child.kill()
     child.communicate()
-    write_text_whole(path, "b")
+    write_text_atomic(path, "b")
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -472,11 +472,11 @@ def test_the_partial_file_of_another_machine_goes_when_nobody_has_touched_it_for
     path, partial = tmp_path / "a", tmp_path / ".a.node-17.cluster-4026531836-1-140.partial"
     partial.write_text("half")
     files.make_folder(tmp_path)
-    write_text_whole(path, "a")
+    write_text_atomic(path, "a")
     assert partial.exists()
     then = time.time() - LONG_AGO - 60
     os.utime(partial, (then, then))
-    write_text_whole(path, "b")
+    write_text_atomic(path, "b")
     assert list(tmp_path.iterdir()) == [path]
 
 

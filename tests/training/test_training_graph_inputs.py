@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from widemargin.core.batch_share import BatchShare
 from widemargin.data import Batch, Batches, CropFlip, ImageSet, NoAugmentation
-from widemargin.shares import Share
-from widemargin.training.graph_inputs import Copied, Gathered, inputs_for, kind_of
+from widemargin.training.graphed_step import CopyInputs, GatherInputs, inputs_for, kind_of
 
 
 class Inverting:
@@ -37,7 +37,7 @@ COPIED = [Inverting(), InvertingToo()]
 def test_what_is_read_is_the_batch_that_was_filled_in(augmentation):
     found, again = batches(augmentation), batches(augmentation)
     held = inputs_for(found[0])
-    assert isinstance(held, Gathered if augmentation in GATHERED else Copied)
+    assert isinstance(held, GatherInputs if augmentation in GATHERED else CopyInputs)
     assert kind_of(found[0]) != kind_of(found[-1])  # three images: another graph
     for batch, expected in zip(found[:-1], again[:-1], strict=True):
         assert kind_of(batch) == kind_of(found[0])
@@ -50,10 +50,10 @@ def test_what_is_read_is_the_batch_that_was_filled_in(augmentation):
 def test_a_batch_that_is_made_or_shared_is_copied():
     picked = batches(CropFlip())[0]
     made = Batch(0, picked.indices, picked.images, picked.labels)
-    assert isinstance(inputs_for(made), Copied)
+    assert isinstance(inputs_for(made), CopyInputs)
     share = next(batch for batch in batches(CropFlip(), rank=1, processes=2))
-    assert isinstance(share.share, Share)
-    assert isinstance(inputs_for(share), Copied)
+    assert isinstance(share.share, BatchShare)
+    assert isinstance(inputs_for(share), CopyInputs)
     with pytest.raises(TypeError, match="a picked batch is due, this is a Batch"):
         inputs_for(picked).fill(made)
 

@@ -3,15 +3,14 @@
 import pytest
 import torch
 
-from widemargin.config_files import with_overrides
+from widemargin.config.toml import with_overrides
 from widemargin.data import Batch, Batches, CropFlip, ImageSet, NoAugmentation
 from widemargin.engine import Plan
 from widemargin.recipes import find_recipe
-from widemargin.training import Moment, graphed
-from widemargin.training.graphed import Factor, GraphedSteps
+from widemargin.training import StepContext, graphed_step
+from widemargin.training.graphed_step import EagerSteps, Factor, GraphedSteps
 from widemargin.training.setup import make_state
 from widemargin.training.step import set_learning_rate
-from widemargin.training.steps import PlainSteps
 
 RANDOM = 'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}}'
 FALLING = 'schedule={kind="steps", milestones=[1, 2], factor=0.1}'
@@ -50,7 +49,7 @@ def _offsets(monkeypatch):
         fresh = torch.Generator().manual_seed(generator.initial_seed())
         return not torch.equal(generator.get_state(), fresh.get_state())
 
-    monkeypatch.setattr(graphed, "has_drawn", has_drawn)
+    monkeypatch.setattr(graphed_step, "has_drawn", has_drawn)
 
 
 def noise(count):
@@ -71,10 +70,10 @@ def test_repeated_steps_are_the_plain_ones(method, augmentation):
     config, data = small(*settings), noise(45)
     batches = Batches(data=data, batch_size=8, seed=3, augmentation=augmentation)  # the last one is smaller
     states = [make_state(config, data) for _ in range(2)]
-    steps = Repeated(states[0], states[0].nets, config, Plan()), PlainSteps(states[1], states[1].nets, config)
+    steps = Repeated(states[0], states[0].nets, config, Plan()), EagerSteps(states[1], states[1].nets, config)
     for epoch in range(6):
         for batch in batches.epoch(epoch):
-            moment = Moment(seed=0, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+            moment = StepContext(seed=0, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
             for state, step in zip(states, steps, strict=True):
                 set_learning_rate(state.optimizer, 0.1 / (1 + epoch))
                 step(batch, moment)
@@ -83,7 +82,7 @@ def test_repeated_steps_are_the_plain_ones(method, augmentation):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     assert float(states[0].sums["loss"]) == pytest.approx(float(states[1].sums["loss"]), rel=1e-5)
     kinds = steps[0]._kinds.values()
-    assert {kind.graph is not None for kind in kinds if kind.runs > graphed.WARM_UP} == {True}
+    assert {kind.graph is not None for kind in kinds if kind.runs > graphed_step.WARM_UP} == {True}
     assert all(kind.drawn == drawn | {penalty.name for penalty in kind.penalties} for kind in kinds)
 
 
@@ -94,7 +93,7 @@ def test_batches_that_were_made_and_batches_that_were_picked_have_graphs_of_thei
     (picked,) = Batches(data=data, batch_size=8, seed=0).epoch(0)
     for number in range(10):
         batch = picked if number % 2 else Batch(0, picked.indices, picked.images, picked.labels)
-        steps(batch, Moment(seed=0, epoch=0, step=number, steps_per_epoch=10))
+        steps(batch, StepContext(seed=0, epoch=0, step=number, steps_per_epoch=10))
     assert [kind.runs for kind in steps._kinds.values()] == [5, 5]
 
 

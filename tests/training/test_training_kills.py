@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from widemargin.checkpoints import load_checkpoint
-from widemargin.config_files import to_toml
+from widemargin.config.checkpoint import load_checkpoint
+from widemargin.config.toml import to_toml
 
 KINDS = ("step", "watch", "between", "file", "write")
 SMALL = ("epochs=2", "data.train_limit=80", "data.test_limit=30", "optimizer.schedule.milestones=[1]")

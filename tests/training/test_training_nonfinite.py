@@ -12,14 +12,14 @@ from breaking import Breaking, breaking
 from safetensors.torch import load_file
 
 from widemargin import InputError
-from widemargin.checkpoints import load_checkpoint
+from widemargin.config.checkpoint import load_checkpoint
 from widemargin.data import Batch
 from widemargin.objectives import OBJECTIVES
 from widemargin.regularizers import Penalty
-from widemargin.training import replay, train
-from widemargin.training import steps as steps_module
-from widemargin.training.log import read_metrics
-from widemargin.training.nonfinite import Checked, Masked, make_guard
+from widemargin.training import graphed_step as steps_module
+from widemargin.training import nonfinite_step, train
+from widemargin.training.nonfinite import DeviceGuard, HostGuard, make_guard
+from widemargin.training.run_folder import read_metrics
 from widemargin.training.setup import make_state
 from widemargin.training.step import train_step
 
@@ -80,7 +80,7 @@ def test_a_replay_gives_the_values_of_the_run(tiny, tmp_path, settings, model, m
     monkeypatch.setattr(steps_module, "train_step", looking)
     with pytest.raises(InputError, match="replay"):
         train(tiny(*model, *LATE, breaking(**settings)), out=tmp_path)
-    again = replay(tmp_path)
+    again = nonfinite_step(tmp_path)
     assert again.values.keys() == seen[-1].keys()
     for name, value in again.values.items():
         assert torch.equal(value.nan_to_num(7.5), seen[-1][name].detach().nan_to_num(7.5)), name
@@ -109,10 +109,10 @@ def test_a_penalty_at_fault_is_named(tiny, tmp_path, monkeypatch):
 def test_a_folder_without_a_kept_step_cannot_be_replayed(tiny, tmp_path):
     train(tiny("epochs=1"), out=tmp_path)
     with pytest.raises(InputError, match=r"has no nonfinite.json: no step of this run was stopped"):
-        replay(tmp_path)
+        nonfinite_step(tmp_path)
     (tmp_path / "nonfinite.json").write_text("{}")
     with pytest.raises(InputError, match=r"cannot be read"):
-        replay(tmp_path)
+        nonfinite_step(tmp_path)
 
 
 @pytest.mark.parametrize("model", [(), BN, ("head={kind='hypersphere'}", "averaging={decay=0.9}")])
@@ -194,7 +194,7 @@ def test_one_bad_number_in_one_gradient_is_seen(tiny, value, place):
 @pytest.mark.parametrize(("choice", "code"), [("skip", 0), ("stop", 2)])
 def test_at_the_command_line(tiny, tmp_path, capsys, choice, code):
     from widemargin.cli.main import run
-    from widemargin.config_files import to_toml
+    from widemargin.config.toml import to_toml
 
     (tmp_path / "tiny.toml").write_text(to_toml(tiny("batch_size=8", *LATE, breaking(label=3))))
     command = ["train", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "run"), "--on-nonfinite", choice]
@@ -230,14 +230,14 @@ def masked_state(config, splits, on_nonfinite):
 def take(tiny):
     """take(state, config, batches): the steps of two epochs; yields (moment, batch) before each one is taken."""
     from widemargin.training.setup import make_batches
-    from widemargin.training.step import Moment
+    from widemargin.training.step import StepContext
 
     def steps(state, config, splits):
         batches = make_batches(config, splits.train)
         for epoch in range(2):
             for given in batches.epoch(epoch):
                 batch = Batch(given.step, given.indices, given.images.double(), given.labels)
-                moment = Moment(seed=0, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+                moment = StepContext(seed=0, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
                 state.guard.begin(moment.total_steps)
                 yield moment, batch
                 state.add(train_step(state, config.objective, config.penalties(), batch, moment))
@@ -256,7 +256,7 @@ def masked_case(request, tiny):
 def test_masked_steps_change_nothing_after_the_first_bad_one(masked_case, take):
     config, splits = masked_case
     state = masked_state(config, splits, "stop")
-    assert isinstance(state.guard, Masked)
+    assert isinstance(state.guard, DeviceGuard)
     before = first = None
     for moment, batch in take(state, config, splits):
         hit = bool((batch.labels == config.objective.label).any())
@@ -274,7 +274,7 @@ def test_masked_steps_are_skipped_as_checked_ones_are(masked_case, take):
     config, splits = masked_case
     masked, checked = masked_state(config, splits, "skip"), wide_state(config, splits)
     checked.guard = make_guard(checked.nets, checked.optimizer, "skip")
-    assert isinstance(checked.guard, Checked)
+    assert isinstance(checked.guard, HostGuard)
     for state in (masked, checked):
         for _ in take(state, config, splits):
             pass
@@ -292,7 +292,7 @@ def test_masked_steps_are_skipped_as_checked_ones_are(masked_case, take):
 @pytest.mark.parametrize("choice", ["stop", "skip"])
 def test_two_processes_do_as_one(tiny, tmp_path, choice):
     """They share the batch, so that a bad sample is in one of them alone; both must answer."""
-    from widemargin.config_files import to_toml
+    from widemargin.config.toml import to_toml
 
     config = tiny("batch_size=8", *LATE, breaking(label=3))
     (tmp_path / "tiny.toml").write_text(to_toml(config))
@@ -308,7 +308,7 @@ def test_two_processes_do_as_one(tiny, tmp_path, choice):
         one, two = (json.loads((tmp_path / name / "nonfinite.json").read_text()) for name in ("one", "two"))
         assert one == two
         assert f"step {one['moment']['step'] + 1} of" in str(caught.value)
-        assert "loss" in replay(tmp_path / "two").at_fault
+        assert "loss" in nonfinite_step(tmp_path / "two").at_fault
     else:
         metrics = train(config, out=tmp_path / "one", on_nonfinite="skip").metrics
         both = [{key: line[key] for key in ("epoch", "samples", "skipped_steps")} for line in metrics]

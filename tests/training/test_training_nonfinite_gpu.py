@@ -10,12 +10,11 @@ from safetensors.torch import load_file
 from widemargin import InputError
 from widemargin.engine import make_plan
 from widemargin.objectives import OBJECTIVES
-from widemargin.training import Moment, replay, train
-from widemargin.training.graphed import GraphedSteps
-from widemargin.training.nonfinite import Masked, make_guard
+from widemargin.training import StepContext, nonfinite_step, train
+from widemargin.training.graphed_step import GraphedSteps, make_steps
+from widemargin.training.nonfinite import DeviceGuard, make_guard
 from widemargin.training.setup import load_splits, make_batches, make_state
 from widemargin.training.step import set_learning_rate
-from widemargin.training.steps import make_steps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 CIFAR = 'data={name="cifar10-embedded", train_limit=80, test_limit=9}'
@@ -56,7 +55,7 @@ def test_the_run_stops_at_the_step_at_which_it_stops_on_the_cpu(config, tmp_path
     )
     assert there.isfinite().all()
     assert float((there - here).norm() / here.norm()) < 0.05  # before the bad step, on either
-    again = replay(tmp_path / "cuda")
+    again = nonfinite_step(tmp_path / "cuda")
     assert {"loss", "total"} <= set(again.at_fault)
     assert any(name.startswith("gradient of ") for name in again.at_fault)
 
@@ -81,10 +80,10 @@ def test_no_step_waits_for_the_gpu(config, on_nonfinite):
     steps = make_steps(make_plan("fast", state.nets.model, splits.train.image_shape, device), state, config)
     state.guard = make_guard(state.nets, state.optimizer, on_nonfinite)
     assert isinstance(steps, GraphedSteps)
-    assert isinstance(state.guard, Masked)
+    assert isinstance(state.guard, DeviceGuard)
     every = [batch for batch in batches.epoch(0) if len(batch.labels) == 8]
     for number, batch in enumerate(every):
-        moment = Moment(seed=0, epoch=0, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+        moment = StepContext(seed=0, epoch=0, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
         torch.cuda.set_sync_debug_mode("error" if number >= 9 else "default")  # the first ones warm up and capture
         try:
             state.guard.begin(moment.total_steps)

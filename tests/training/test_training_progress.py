@@ -10,10 +10,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from widemargin import InputError
-from widemargin.training import epoch as epoch_module
 from widemargin.training import train
+from widemargin.training import trainer as epoch_module
+from widemargin.training.nonfinite_step import check_finite
 from widemargin.training.progress import describe_epoch
-from widemargin.training.refusal import check_finite
 from widemargin.types import Nets
 
 

@@ -8,13 +8,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
 from widemargin import InputError
-from widemargin.checkpoints import load_checkpoint
-from widemargin.checkpoints.checksum import BLANK, seal
+from widemargin.config.checkpoint import BLANK, load_checkpoint, seal
+from widemargin.core.versions import own_version
 from widemargin.errors import WidemarginWarning
-from widemargin.training import epoch_end, run_checkpoint, train
-from widemargin.training import steps as steps_module
+from widemargin.training import graphed_step as steps_module
+from widemargin.training import run_folder, train, trainer
 from widemargin.training.step import train_step
-from widemargin.versions import own_version
 
 VALIDATED = ("data.held_out=40", 'watch.attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}', "watch.margins=[]")
 AT = 'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}}'
@@ -140,7 +139,7 @@ def test_no_time_at_all_leaves_a_run_that_can_go_on(uninterrupted, tmp_path, lef
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(
     ("module", "function", "call"),
-    [(run_checkpoint, "save_checkpoint", 1), (run_checkpoint, "save_checkpoint", 2), (epoch_end, "append_line", 1)],
+    [(run_folder, "save_checkpoint", 1), (run_folder, "save_checkpoint", 2), (trainer, "append_line", 1)],
 )
 def test_after_a_crash_between_the_files_of_an_epoch(
     module, function, call, moment, uninterrupted, tmp_path, monkeypatch, left_in

@@ -10,18 +10,17 @@ import torch
 from torch import nn
 
 from widemargin import InputError
-from widemargin.checkpoints import load_checkpoint
 from widemargin.config import DataConfig, OptimizerConfig
-from widemargin.config_files import read_toml
+from widemargin.config.checkpoint import load_checkpoint
+from widemargin.config.toml import read_toml
+from widemargin.core.files import write_text_atomic
 from widemargin.engine import Plan
 from widemargin.errors import WidemarginWarning
-from widemargin.files import write_text_whole
-from widemargin.training import begin, epoch, epoch_end, train
-from widemargin.training import run as run_module
-from widemargin.training import steps as steps_module
-from widemargin.training.selection import patience_is_over
+from widemargin.training import graphed_step as steps_module
+from widemargin.training import train, trainer
+from widemargin.training import trainer as run_module
 from widemargin.training.setup import load_splits
-from widemargin.training.state import Best, TrainState, make_optimizer
+from widemargin.training.state import Best, TrainState, make_optimizer, patience_is_over
 from widemargin.training.step import train_step
 from widemargin.types import Nets
 
@@ -153,7 +152,7 @@ def test_the_best_checkpoint_is_that_of_the_highest_robust_validation_accuracy(t
         clean, robust, test = next(scores)
         return {"validation_clean": clean, "validation_robust": robust, "test_clean": test, "test_robust": test}
 
-    monkeypatch.setattr(epoch_end, "watch", watched)
+    monkeypatch.setattr(trainer, "watch", watched)
     train(tiny("epochs=4", *VALIDATED), out=tmp_path)
     best = load_checkpoint(tmp_path / "best.safetensors")
     assert best.description.epoch == 2  # the highest; of equals the first; whatever clean and test accuracies say
@@ -165,8 +164,8 @@ def test_the_best_checkpoint_is_that_of_the_highest_robust_validation_accuracy(t
 @pytest.mark.parametrize(("precision", "tf32"), [("float32", False), ("tf32", False), ("bfloat16", True)])
 def test_what_trains_in_bfloat16_is_watched_in_tf32(tiny, tmp_path, monkeypatch, precision, tf32):
     asked = []
-    monkeypatch.setattr(begin, "make_plan", lambda *_: Plan(engine="fast", precision=precision))
-    monkeypatch.setattr(epoch_end, "watch", lambda *_, **options: asked.append(options["tf32"]) or {})
+    monkeypatch.setattr(trainer, "make_plan", lambda *_: Plan(engine="fast", precision=precision))
+    monkeypatch.setattr(trainer, "watch", lambda *_, **options: asked.append(options["tf32"]) or {})
     train(tiny("epochs=1"), out=tmp_path)
     assert asked == [tf32]
 
@@ -238,7 +237,7 @@ def test_a_diverging_run_says_so_and_keeps_the_last_good_checkpoint(tiny, tmp_pa
     def exploding(optimizer, lr):
         optimizer.param_groups[0]["lr"] = 1e6 if (tmp_path / "last.safetensors").exists() else lr
 
-    monkeypatch.setattr(epoch, "set_learning_rate", exploding)
+    monkeypatch.setattr(trainer, "set_learning_rate", exploding)
     with pytest.raises(
         InputError, match=r"tiny: the loss became (nan|inf) .*in epoch 2, .*; lower optimizer.lr .0.1. or emr"
     ):
@@ -303,7 +302,7 @@ def test_config_toml_is_what_a_person_can_read_and_train_again(tiny, tmp_path, l
     train(config, out=tmp_path / "one")
     table = tomllib.loads((tmp_path / "one" / "config.toml").read_text())
     assert table["objective"]["attack"]["eps"] == "8/255"
-    write_text_whole(tmp_path / "copy.toml", (tmp_path / "one" / "config.toml").read_text())
+    write_text_atomic(tmp_path / "copy.toml", (tmp_path / "one" / "config.toml").read_text())
     train(read_toml(tmp_path / "copy.toml"), out=tmp_path / "two")
     left_in(tmp_path / "one").assert_same(left_in(tmp_path / "two"))
 

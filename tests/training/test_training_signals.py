@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from widemargin.checkpoints import load_checkpoint
-from widemargin.config_files import to_toml
+from widemargin.config.checkpoint import load_checkpoint
+from widemargin.config.toml import to_toml
+from widemargin.core.signals import StopNowError
 from widemargin.training import Stop, train
-from widemargin.training.signals import StopNowError
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 STEPS = 4  # in an epoch of 150 images
@@ -174,7 +174,7 @@ def test_a_command_started_with_sigint_ignored_goes_on_ignoring_it(config, nurse
 
 INTERRUPTED = """
 import os, signal, sys, widemargin.__main__
-from widemargin.cli import interrupted
+from widemargin.core import signals
 def interrupt(times=1):
     for _ in range(times):
         os.kill(os.getpid(), signal.SIGINT)
@@ -186,14 +186,14 @@ def on_import(module, times):
             interrupt(times)
     sys.addaudithook(hook)
 def work():
-    interrupted.take_over()
-    interrupted.begin_work("these words")
+    signals.take_over()
+    signals.begin_work("these words")
 class Cleaning:
     def __enter__(self): return self
     def __exit__(self, *_): interrupt()
 class Dying:
     def __del__(self): interrupt()
-sys.argv = ["widemargin", "bench", "--model", "mlp", "--device", "cpu"]
+sys.argv = ["widemargin", "train", "demo/plain", "--out", "run"]
 """
 NOT_BEGUN = "widemargin: interrupted before the work began; nothing was changed\n"
 
@@ -207,10 +207,10 @@ NOT_BEGUN = "widemargin: interrupted before the work began; nothing was changed\
         ("on_import('torch.nn', 2); widemargin.__main__.main()", NOT_BEGUN),
         ("work()\nwith Cleaning(): interrupt()", "widemargin: these words\n"),
         ("work()\nDying()", "widemargin: interrupted\n"),
-        ("work()\ninterrupted.end_work()\ninterrupt()", ""),
+        ("work()\nsignals.end_work()\ninterrupt()", ""),
         ("work()\ninterrupt()", ""),  # nobody catches it
         (
-            "signal.signal(signal.SIGINT, signal.SIG_IGN); work(); interrupt(); interrupted.end_work(); interrupt()\n"
+            "signal.signal(signal.SIGINT, signal.SIG_IGN); work(); interrupt(); signals.end_work(); interrupt()\n"
             "sys.exit(130)",
             "",
         ),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from widemargin.checkpoints import load_checkpoint, restore_model
+from widemargin.config.checkpoint import load_checkpoint, restore_model
 from widemargin.data import ImageSet, load
 from widemargin.training import train
 from widemargin.training import watch as watch_module
@@ -139,7 +139,7 @@ def test_watching_does_not_change_what_is_trained(tiny, tmp_path, left_in):
 
 
 def test_a_model_that_classifies_nothing_correctly_has_no_margin(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("widemargin.evaluation.margins.classified", lambda model, x, y: torch.zeros_like(y).bool())
+    monkeypatch.setattr("widemargin.evaluation.accuracy.classified", lambda model, x, y: torch.zeros_like(y).bool())
     (line,) = train(tiny("epochs=1"), out=tmp_path).metrics
     assert not any("margin" in key for key in line)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from widemargin import randomness
-from widemargin.checks import (
+from widemargin.attacks.threat import Threat, make_threat
+from widemargin.core import randomness
+from widemargin.core.checks import (
     check_count,
     check_images,
     check_labels,
@@ -24,10 +25,9 @@ from widemargin.checks import (
     refuse_unfit,
     usable,
 )
+from widemargin.core.modes import frozen, in_mode, outside_inference_mode, without_ddp
 from widemargin.errors import InputError
 from widemargin.losses import cross_entropy, wide
-from widemargin.modes import frozen, in_mode, outside_inference_mode, without_ddp
-from widemargin.threat import Threat, make_threat
 from widemargin.types import Goal, ModelMode, Norm, RandomStart
 
 GAUSSIAN_START = 0.001

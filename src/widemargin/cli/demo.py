@@ -8,18 +8,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from widemargin.attacks import PGD
-from widemargin.cli.alone import check_alone
-from widemargin.data import ImageSet, in_order, load
-from widemargin.evaluation import load_target, measure_margins, percent, verdicts
-from widemargin.evaluation.margins import MeasuredMargins
+from widemargin.attacks.pgd import PGD
+from widemargin.core.screen import console_for, say, show_table
+from widemargin.data.batches import in_order
+from widemargin.data.datasets import load
+from widemargin.data.image_set import ImageSet
+from widemargin.distributed.group import check_single_process
+from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins, percent, verdicts
+from widemargin.evaluation.target import load_target
 from widemargin.recipes import find_recipe
 from widemargin.recipes.demo import ATTACK
-from widemargin.reports.demo_picture import Twins, demo_figure
-from widemargin.reports.measures import attack_title
-from widemargin.reports.style import save_picture
-from widemargin.screen import console_for, say, show_table
-from widemargin.training import train as train_run
+from widemargin.report.compare import attack_title
+from widemargin.report.pictures import Twins, demo_figure, save_picture
+from widemargin.training.trainer import train as train_run
 
 MODELS = {"plain": "demo/plain", "EMR": "demo/emr"}
 COLUMNS = 10
@@ -30,7 +31,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of initialization and order.")] = 0,
 ) -> None:
     """Train the paper's MLP twice on embedded MNIST digits, plain and with EMR, attack both, and draw the margins."""
-    check_alone("demo", "it takes about two minutes")
+    check_single_process("demo", "it takes about two minutes")
     began = time.monotonic()
     console = console_for()
     test = load("mnist-embedded", "test")

@@ -1,22 +1,29 @@
-"""``widemargin evaluate``: accuracy of a model, clean and under attack, with what a reader must know beside it."""
+"""A report of an evaluation on the screen: the table, what was measured, and what a reader must know beside it.
+
+``widemargin evaluate``: accuracy of a model, clean and under attack, with what a reader must know beside it.
+"""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import typer
+from rich.console import Console
 
-from widemargin.checks import choice
-from widemargin.cli import interrupted
-from widemargin.cli.arguments import DataDir, Device, Json, Limit, number
-from widemargin.cli.evaluation_options import (
+from widemargin.attacks.threat import THREATS
+from widemargin.cli.options import (
     Attacks,
     BatchSize,
+    DataDir,
     Dataset,
+    Device,
     Distance,
     Eps,
     HeadScale,
+    Json,
+    Limit,
     NormalizeBy,
     NormName,
     Out,
@@ -26,21 +33,93 @@ from widemargin.cli.evaluation_options import (
     SplitName,
     StepSize,
     TargetName,
+    check_split,
+    number,
 )
-from widemargin.cli.evaluation_table import print_report
-from widemargin.cli.split_option import check_split
-from widemargin.config import EvaluationConfig
-from widemargin.data import ImageSet, load
+from widemargin.config.run import EvaluationConfig
+from widemargin.core import signals
+from widemargin.core.checks import choice
+from widemargin.core.device import choose_device
+from widemargin.core.screen import console_for, say, show_table
+from widemargin.data.datasets import load
+from widemargin.data.image_set import ImageSet
+from widemargin.distributed.group import processes, told
 from widemargin.errors import InputError
-from widemargin.evaluation import evaluate as judge
-from widemargin.evaluation.processes import processes
-from widemargin.evaluation.rendezvous import told
-from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE
-from widemargin.evaluation.subject import Judgeable, load_judgeable
-from widemargin.screen import console_for
-from widemargin.threat import THREATS
-from widemargin.training.setup import choose_device, held_out_images
+from widemargin.evaluation.evaluator import evaluate as judge
+from widemargin.evaluation.report import ModelInfo, Report
+from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE, eps_text
+from widemargin.evaluation.target import LoadedModel, load_model
+from widemargin.training.setup import held_out_images
 from widemargin.types import Norm
+
+
+def print_report(report: Report) -> None:
+    """Print it all."""
+    console = console_for()
+    say(console, _title(report))
+    show_table(console, ("attack", "accuracy %"), _rows(report))
+    _print_measured(console, report)
+    _print_known(console, report)
+    if report.files is not None:
+        say(console, f"records: {report.files}")
+
+
+def _title(report: Report) -> str:
+    settings, subject = report.settings, report.subject
+    what = "test" if subject.split == "test" else "held-out"
+    count = f"{report.count:,}" if subject.whole is None else f"the first {report.count:,} of {subject.whole:,}"
+    title = f"{subject.target}: {count} {what} images of {subject.data}"
+    if not settings.attacked:
+        return title
+    radii = ", ".join(_spelled(eps) for eps in settings.eps)
+    size = "eps/4" if settings.step_size is None else f"{settings.step_size:g}"
+    step = f"; step {size}" if any(name.startswith("pgd") for name in settings.attacks) else ""
+    return f"{title}; {settings.norm} eps {radii}{step}; seed {settings.seed}"
+
+
+def _spelled(eps: float) -> str:
+    """As written, with its value where that is another spelling."""
+    value = f"{float(eps):.6g}"
+    return value if eps_text(eps) == value else f"{eps_text(eps)} = {value}"
+
+
+def _rows(report: Report) -> Iterator[tuple[str, str]]:
+    for name, value in report.accuracy.items():
+        part = name.startswith(f"{AUTOATTACK}/")
+        yield f"  after {name.removeprefix(AUTOATTACK + '/')}" if part else name, f"{value:.2f}"
+
+
+def _print_measured(console: Console, report: Report) -> None:
+    record = report.to_json()
+    margins, distance = record["margins"], record["distance"]
+    if margins is not None and margins["correct"]["mean"] is not None:
+        correct = margins["correct"]
+        say(
+            console,
+            f"effective margin ({record['norm']}): {correct['mean']:.4g} ± {correct['std']:.4g} if classified right",
+        )
+    if distance is not None and distance["median"] is not None:
+        rank = distance["rank_correlation"]
+        shown = "" if rank is None else f"; rank correlation with the margin {rank:.3f}"
+        say(
+            console,
+            f"distance ({record['norm']}) to the nearest adversarial image: median {distance['median']:.4g}{shown}",
+        )
+
+
+def described_weights(subject: ModelInfo) -> str:
+    """Which weights were judged, and how they were chosen."""
+    epoch = f" (epoch {subject.epoch})" if subject.epoch is not None else ""
+    return f"{subject.weights}, {subject.selection}{epoch}"
+
+
+def _print_known(console: Console, report: Report) -> None:
+    """Which weights, notes, alarms."""
+    say(console, f"weights: {described_weights(report.subject)}")
+    for note in report.notes:
+        say(console, f"note: {note}")
+    for alarm in report.alarms:
+        say(console, f"alarm {alarm.name}: {alarm.message}. {alarm.suggestion}", style="bold red")
 
 
 def evaluate(
@@ -66,7 +145,7 @@ def evaluate(
 ) -> None:
     """Accuracy on the test images, clean and under each attack, with alarms where one should doubt the numbers."""
     speaks = told("RANK", 0) == 0  # of several processes, one
-    with interrupted.told(_going_on(out)), processes(out) as group:
+    with signals.told(_going_on(out)), processes(out) as group:
         with group.agreeing():
             asked = _norm(norm)
             found, data = _case(target, dataset, split, data_dir, head_scale, normalize, _device(device))
@@ -113,14 +192,14 @@ def _case(
     head_scale: float | None,
     normalize: str | None,
     device: torch.device,
-) -> tuple[Judgeable, ImageSet]:
+) -> tuple[LoadedModel, ImageSet]:
     """The model and the images to judge it on, on the device."""
     check_split(split, dataset, ("test", "validation"))
     if dataset is not None and Path(target).is_file():  # weights may not say what images they want
         data = load(dataset, "test", data_dir=data_dir)
-        found = load_judgeable(target, image_shape=data.image_shape, head_scale=head_scale, normalize=normalize)
+        found = load_model(target, image_shape=data.image_shape, head_scale=head_scale, normalize=normalize)
     else:
-        found = load_judgeable(target, image_shape=None, head_scale=head_scale, normalize=normalize)
+        found = load_model(target, image_shape=None, head_scale=head_scale, normalize=normalize)
         data = _held_out(found, data_dir) if split == "validation" else _test(found, dataset, data_dir)
     found.check_fits(data)
     asked = dataset or found.data
@@ -143,7 +222,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _test(subject: Judgeable, dataset: str | None, data_dir: str | None) -> ImageSet:
+def _test(subject: LoadedModel, dataset: str | None, data_dir: str | None) -> ImageSet:
     """The images asked for, or those of the run."""
     name = dataset or subject.data
     if name is None:
@@ -153,7 +232,7 @@ def _test(subject: Judgeable, dataset: str | None, data_dir: str | None) -> Imag
     return load(name, "test", data_dir=data_dir)
 
 
-def _held_out(subject: Judgeable, data_dir: str | None) -> ImageSet:
+def _held_out(subject: LoadedModel, data_dir: str | None) -> ImageSet:
     if subject.target is None:
         raise InputError("--split validation: only a run of ours says which images it held out; use --split test")
     return held_out_images(subject.target.description.run_config(), data_dir=data_dir)

@@ -1,8 +1,11 @@
-"""``widemargin margins``: how far the decision boundary of a trained model is from its data."""
+"""The attack that a run has of its own, for measurements at adversarial images.
+
+``widemargin margins``: how far the decision boundary of a trained model is from its data.
+"""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,25 +14,57 @@ import typer
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from widemargin import randomness
-from widemargin.checks import choice
-from widemargin.cli.arguments import DataDir, Device, Json, Limit, TargetArgument
-from widemargin.cli.evaluation_table import described_weights
-from widemargin.cli.own_attack import Perturb, own_attack
-from widemargin.cli.split_option import check_split
-from widemargin.data import ImageSet, in_order, load
+from widemargin.attacks.threat import THREATS
+from widemargin.cli.evaluate import described_weights
+from widemargin.cli.options import DataDir, Device, Json, Limit, TargetArgument, check_split
+from widemargin.core import randomness
+from widemargin.core.checks import choice
+from widemargin.core.device import choose_device
+from widemargin.core.files import make_folder
+from widemargin.core.modes import copied_buffers, with_buffers
+from widemargin.core.screen import console_for, say, show_table
+from widemargin.data.batches import in_order
+from widemargin.data.datasets import load
+from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError
-from widemargin.evaluation import MeasuredMargins, Target, load_target, measure_margins
-from widemargin.evaluation.notes import notes_on
-from widemargin.evaluation.subject import subject_of
-from widemargin.files import make_folder
+from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins
+from widemargin.evaluation.report import notes_on
+from widemargin.evaluation.target import Target, load_target, model_info
 from widemargin.margins import MarginSummary
-from widemargin.modes import copied_buffers, with_buffers
-from widemargin.reports.margin_histogram import margin_figure
-from widemargin.reports.style import save_picture
-from widemargin.screen import console_for, say, show_table
-from widemargin.threat import THREATS
-from widemargin.training.setup import choose_device, held_out_images, load_splits
+from widemargin.report.pictures import margin_figure, save_picture
+from widemargin.training.setup import held_out_images, load_splits
+from widemargin.types import Nets
+
+Perturb = Callable[[Tensor, Tensor, torch.Generator], Tensor | None]
+
+
+@dataclass(frozen=True)
+class OwnAttack:
+    """What makes the images, and in words what that is."""
+
+    perturb: Perturb
+    described: str
+
+
+def own_attack(target: Target) -> OwnAttack:
+    """Its objective's, else the one it was watched with, else the strongest it is judged by."""
+    config = target.description.run_config()
+    if config.objective.attacks:
+        nets, epoch = Nets(model=target.model), target.description.epoch - 1
+        return OwnAttack(
+            lambda x, y, generator: config.objective.perturb(nets, x, y, epoch=epoch, generator=generator),
+            f"that of training, {config.objective!r}",
+        )
+    judged = None if config.evaluation is None else config.evaluation.strongest()
+    attack, whose = (config.watch.attack, "watch") if config.watch.attack is not None else (judged, "evaluation")
+    if attack is None:
+        raise InputError(
+            "--at adversarial: this run has no attack of its own (objective, watch or evaluation); use clean"
+        )
+    return OwnAttack(
+        lambda x, y, generator: attack(target.model, x, y, generator=generator), f"that of its {whose}, {attack!r}"
+    )
+
 
 BATCH = 250
 
@@ -71,7 +106,7 @@ def margins(
         )
     title = f"{loaded.description.config['name']}: {split} images, {at}"
     save_picture(margin_figure({"all images": measured.margins}, title=title, unit=norm), path)
-    subject = subject_of(loaded)
+    subject = model_info(loaded)
     known = {"weights": described_weights(subject), "notes": list(notes_on(subject))}
     _print(measured, title, norm, path, known | ({} if attack is None else {"attack": attack.described}), as_json)
 

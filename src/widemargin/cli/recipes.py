@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
-from widemargin.config_files import to_toml
-from widemargin.recipes import Recipe, all_recipes, find_recipe
-from widemargin.screen import console_for, say, show_table
+from widemargin.config.toml import to_toml
+from widemargin.core.screen import console_for, say, show_table
+from widemargin.recipes import all_recipes, find_recipe
+from widemargin.recipes.recipe import Recipe
 
 recipes_app = typer.Typer(help="List the recipes; 'recipes show NAME' prints one.", invoke_without_command=True)
 

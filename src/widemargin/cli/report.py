@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from widemargin.checkpoints import software_versions
-from widemargin.config_files import to_dict
+from widemargin.config.checkpoint import software_versions
+from widemargin.config.toml import to_dict
+from widemargin.core.screen import console_for, say
 from widemargin.recipes import all_recipes
 from widemargin.recipes.recipe import Recipe
-from widemargin.reports.reference import Reference
-from widemargin.reports.report import write_report
-from widemargin.screen import console_for, say
+from widemargin.report import write_report
+from widemargin.report.compare import Reference
 
 
 def report(

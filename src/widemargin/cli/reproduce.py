@@ -1,4 +1,7 @@
-"""``widemargin reproduce``: tables of the paper, row by row, beside the published numbers."""
+"""What ``widemargin reproduce`` was asked for: tables, rows, seeds, and judgments for later.
+
+``widemargin reproduce``: tables of the paper, row by row, beside the published numbers.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,23 +13,121 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from widemargin.cli.alone import check_alone
-from widemargin.cli.arguments import DataDir, Device, seconds
-from widemargin.cli.reproduce_wanted import BEST, Part, all_jobs, find_later, find_parts
+from widemargin.cli.options import DataDir, Device, seconds
+from widemargin.core.files import make_folder, write_text_atomic
+from widemargin.core.screen import console_for, say, show_table
+from widemargin.distributed.group import check_single_process
 from widemargin.errors import InputError
-from widemargin.experiments.judgments import JUDGMENTS
-from widemargin.experiments.quick import SUMMARY
-from widemargin.experiments.reproduce import reproduce as run_tasks
-from widemargin.experiments.task import Means, Task
-from widemargin.experiments.task_process import describe
-from widemargin.experiments.worker import Failure
-from widemargin.experiments.workers import work_together
-from widemargin.files import make_folder, write_text_whole
-from widemargin.recipes.tables import all_tables
-from widemargin.reports.collection.table_text import head
-from widemargin.reports.comparison import Cell, compare, markdown
-from widemargin.reports.later import later_line
-from widemargin.screen import console_for, say, show_table
+from widemargin.jobs.job import SUMMARY, Job, Resources, Task, best_rows, choose_rows, jobs
+from widemargin.jobs.judging import JUDGMENTS, judgment_of
+from widemargin.jobs.pool import Failure, describe, run_workers
+from widemargin.jobs.pool import reproduce as run_tasks
+from widemargin.recipes.tables import Row, Table, all_tables, find_table
+from widemargin.report.compare import Cell, column_title, compare, followup_line, markdown
+
+BEST = "best"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table, the rows of it that are wanted, and their jobs."""
+
+    table: Table
+    rows: list[Row]
+    work: list[Job]
+
+
+@dataclass(frozen=True)
+class Followup:
+    """What is done when the tables are: judgments, of the rows named, or of the best of each table."""
+
+    judgments: Sequence[str]
+    rows: Sequence[Row] | None
+
+    def check(self, parts: Sequence[Part]) -> None:
+        """Refuse a judgment that means nothing for a row, before anything is trained; any of them may be the best."""
+        for row in self.rows or [row for part in parts for row in part.rows]:
+            for name in self.judgments:
+                judgment_of(row.recipe.config, name)
+
+    def tasks(self, parts: Sequence[Part]) -> list[Task]:
+        """Each judgment of each of those rows, with every seed; not where the table has it anyway."""
+        found: dict[tuple[Path, str], Task] = {}
+        for name in self.judgments:
+            for part in (part for part in parts if name not in part.table.columns):
+                judged = {row.recipe.name for row in self.rows or best_rows(part.rows, part.work)}
+                for job in (job for job in part.work if job.row.recipe.name in judged):
+                    found.setdefault((job.folder, name), Task(job, name))
+        return list(found.values())
+
+
+def find_parts(tables: str, rows: str | None, seeds: str, out: Path, *, is_quick: bool) -> list[Part]:
+    """The tables with their jobs."""
+    found = [find_table(name) for name in dict.fromkeys(_names(tables) or [tables])]
+    numbers = _seeds(seeds)
+    wanted = [(table, _rows(found, table, rows)) for table in found]
+    return [Part(table, chosen, jobs(table, chosen, numbers, out, is_quick=is_quick)) for table, chosen in wanted]
+
+
+def find_followup(parts: Sequence[Part], judge_with: str | None, judge_rows: str | None) -> Followup:
+    """What is done when all of them are, checked."""
+    judgments, named = _judgments(parts, judge_with, judge_rows), None
+    if judge_rows not in (None, BEST):
+        wanted = _joined([row for part in parts for row in part.rows])
+        named = choose_rows(wanted, _names(judge_rows or ""), "--judge-rows")
+    later = Followup(judgments, named)
+    later.check(parts)
+    return later
+
+
+def all_jobs(parts: Sequence[Part]) -> list[Job]:
+    """Each once: tables may share a row. With margins, if one of them reports margins."""
+    found: dict[Path, Job] = {}
+    for job in (job for part in parts for job in part.work):
+        if job.folder not in found or job.margins:
+            found[job.folder] = job
+    return list(found.values())
+
+
+def _rows(tables: Sequence[Table], table: Table, text: str | None) -> list[Row]:
+    """Those of this table; what is in none of them is refused."""
+    if text is None:
+        return list(table.rows)
+    chosen = choose_rows(_joined([row for each in tables for row in each.rows]), _names(text))
+    return [row for row in chosen if any(row is own for own in table.rows)]
+
+
+def _joined(rows: Sequence[Row]) -> Table:
+    """One table of them all."""
+    return Table("", "", (), tuple(rows))
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _seeds(text: str) -> list[int]:
+    parts = _names(text)
+    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts) or len(set(parts)) != len(parts):
+        raise InputError(f"--seeds: {text!r} must be different whole numbers, comma-separated, such as 0,1,2")
+    return [int(part) for part in parts]
+
+
+def _judgments(parts: Sequence[Part], text: str | None, rows: str | None) -> list[str]:
+    if text is None:
+        if rows is not None:
+            raise InputError("--judge-rows has no effect without --judge-with; give e.g. --judge-with autoattack")
+        return []
+    names = _names(text)
+    tables = [part.table for part in parts if part.rows]
+    for name in names:
+        if name not in JUDGMENTS:
+            raise InputError(f"--judge-with: {name!r} is unknown; known are {', '.join(JUDGMENTS)}")
+        if all(name in table.columns for table in tables):
+            told = " and ".join(table.name for table in tables)
+            raise InputError(f"--judge-with {name} has no effect: {told} reports it for every row; leave it out")
+    return list(dict.fromkeys(names))
+
 
 FAILED = 1
 
@@ -68,9 +169,9 @@ def reproduce(
 
     With several workers the longest jobs begin first; one that crashes does not stop the others.
     """
-    check_alone("reproduce", "--workers does several jobs at a time")
+    check_single_process("reproduce", "--workers does several jobs at a time")
     parts = find_parts(table, rows, seeds, out, is_quick=quick)
-    later = find_later(parts, judge_with, judge_rows)
+    later = find_followup(parts, judge_with, judge_rows)
     deadline = time.monotonic() + seconds("--max-time", max_time)
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
@@ -78,7 +179,7 @@ def reproduce(
     console = console_for(stderr=True)
     if quick:
         say(console, f"quick: {SUMMARY}; the numbers mean nothing")
-    crew = Crew(out, Means(data_dir=data_dir, device=device, workers=workers), deadline, console)
+    crew = Crew(out, Resources(data_dir=data_dir, device=device, workers=workers), deadline, console)
     tasks = [Task(job) for job in all_jobs(parts)]
     failures = crew.do(tasks)
     if all(task.done for task in tasks):
@@ -96,7 +197,7 @@ class Crew:
     """Those who do the work: this process, or several."""
 
     out: Path
-    means: Means
+    means: Resources
     deadline: float
     console: Console
 
@@ -107,7 +208,7 @@ class Crew:
             return []
         told = partial(describe, means=self.means, out=self.out)
         workers = self.means.workers
-        return work_together(tasks, told, workers=workers, deadline=self.deadline, console=self.console)
+        return run_workers(tasks, told, workers=workers, deadline=self.deadline, console=self.console)
 
 
 def _report(part: Part, path: Path, judgments: Sequence[str], quick: bool) -> None:
@@ -123,14 +224,16 @@ def _report(part: Part, path: Path, judgments: Sequence[str], quick: bool) -> No
     note = "quick runs: the numbers mean nothing" if quick else ""
     lines = list(_later_lines(part, [name for name in judgments if name not in columns]))
     text = markdown(table.title, columns, compared, note)
-    write_text_whole(path, text + "".join(f"\n- {line}" for line in lines) + "\n" * bool(lines))
+    write_text_atomic(path, text + "".join(f"\n- {line}" for line in lines) + "\n" * bool(lines))
     title = f"{table.title}: ours / paper (difference)"
     short = _short([name for name, _ in compared])
     shown = [
         (name, *(cells[column].text() for column in columns)) for name, (_, cells) in zip(short, compared, strict=True)
     ]
     told = [note] * bool(note) + lines + [f"also in {path}"]
-    show_table(console_for(), ("row", *map(head, columns)), shown, left=1 + len(columns), title=title, notes=told)
+    show_table(
+        console_for(), ("row", *map(column_title, columns)), shown, left=1 + len(columns), title=title, notes=told
+    )
 
 
 def _later_lines(part: Part, judgments: Sequence[str]) -> Iterator[str]:
@@ -139,7 +242,7 @@ def _later_lines(part: Part, judgments: Sequence[str]) -> Iterator[str]:
         for job in part.work:
             report = job.judged_with(name)
             if report is not None:
-                yield f"{job.name}, {name}: {later_line(report)}"
+                yield f"{job.name}, {name}: {followup_line(report)}"
 
 
 def _short(names: Sequence[str]) -> list[str]:

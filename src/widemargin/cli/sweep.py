@@ -9,19 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from widemargin.cli.alone import check_alone
-from widemargin.cli.arguments import DataDir, Device, OnNonfinite
-from widemargin.cli.schedule_notes import note_unreached
-from widemargin.config import RunConfig
-from widemargin.config_files import with_overrides
+from widemargin.cli.options import DataDir, Device, OnNonfinite, note_unreached
+from widemargin.config.run import RunConfig
+from widemargin.config.toml import with_overrides
+from widemargin.core.files import make_folder, write_text_atomic
+from widemargin.core.records import sealed
+from widemargin.core.screen import console_for, say, show_table
+from widemargin.distributed.group import check_single_process
 from widemargin.errors import InputError
-from widemargin.experiments.grid import Point, Sweep, parse_grid, words
-from widemargin.files import make_folder, write_text_whole
+from widemargin.jobs.sweep import Point, Sweep, parse_grid, words
 from widemargin.recipes import find_recipe
-from widemargin.records import sealed
-from widemargin.screen import console_for, say, show_table
-from widemargin.training import train
-from widemargin.training.log import Line
+from widemargin.training.run_folder import Line
+from widemargin.training.trainer import train
 
 SCORES = ("validation_robust", "validation_clean", "test_robust", "test_clean")
 A_DAY = 86_400
@@ -59,9 +58,9 @@ def sweep(
     A point that fails does not stop the others; the command then ends with exit code 1, and given again tries it again.
     """
     # Optuna takes a second to import
-    from widemargin.experiments.sweep import failures, own_storage, results, storage_refusals, work
+    from widemargin.jobs.sweep import failures, own_storage, results, storage_refusals, work
 
-    check_alone("sweep", "to share it, start the same command several times, on as many machines as you like")
+    check_single_process("sweep", "to share it, start the same command several times, on as many machines as you like")
     if not 1 <= heartbeat <= A_DAY:
         raise InputError(f"--heartbeat must be at least 1 second and at most a day, got {heartbeat}")
     config = with_overrides(find_recipe(recipe).config, settings or [])
@@ -137,6 +136,6 @@ def _show(
     if any(score.startswith("test") for score in scores):
         say(console, CHOSEN_ON_TEST)
     record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
-    write_text_whole(out / "sweep.json", json.dumps(sealed(record), indent=2) + "\n")
+    write_text_atomic(out / "sweep.json", json.dumps(sealed(record), indent=2) + "\n")
     if done:
         say(console, f"as a page: widemargin report {shlex.quote(str(out))}")

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from widemargin.cli.arguments import IMPORTED, DataDir, Device, EngineOption, OnNonfinite, seconds
-from widemargin.cli.schedule_notes import note_unreached
-from widemargin.config_files import with_overrides
+from widemargin.cli.options import IMPORTED, DataDir, Device, EngineOption, OnNonfinite, note_unreached, seconds
+from widemargin.config.toml import with_overrides
+from widemargin.core.screen import console_for, say
+from widemargin.core.signals import Stop
+from widemargin.distributed.group import is_first_process
 from widemargin.recipes import find_recipe
-from widemargin.screen import console_for, say
-from widemargin.training import RunResult, Stop
-from widemargin.training import train as train_run
-from widemargin.training.distributed import is_first_process
+from widemargin.training.trainer import RunResult
+from widemargin.training.trainer import train as train_run
 
 
 def train(

@@ -1,15 +1,17 @@
 """A run as frozen dataclasses."""
 
-from widemargin.config.parts import (
+from widemargin.config.run import (
     AveragingConfig,
     DataConfig,
+    EMRConfig,
     EvaluationConfig,
+    IGRConfig,
     OptimizerConfig,
+    RunConfig,
     StoppingConfig,
     WatchConfig,
+    kinds,
 )
-from widemargin.config.penalties import EMRConfig, IGRConfig
-from widemargin.config.run import RunConfig, kinds
 
 __all__ = [
     "AveragingConfig",

@@ -1,32 +1,238 @@
-"""One run, described completely: what ``config.toml`` in a run folder holds.
+"""The plain parts of a run: data, optimizer, what is watched, how it is judged, averaging, stopping.
+
+The penalties of a run as tables: [emr] and [igr].
+
+One run, described completely: what ``config.toml`` in a run folder holds.
 
 Every part is a frozen dataclass. What a part does is written where that part lives (the attack in ``attacks/``, the
 schedule in ``schedules.py``); this module puts them together and refuses combinations that mean nothing. Models,
 objectives and heads of your own join by a line such as ``OBJECTIVES["mine"] = MyObjective`` (docs/adding.md).
+
+Parts of a schedule that a run never gets to: most often its epochs were changed and the schedule was forgotten.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from widemargin.attacks import FGSM, PGD
-from widemargin.checks import check_count
-from widemargin.config.parts import (
-    AveragingConfig,
-    DataConfig,
-    EvaluationConfig,
-    OptimizerConfig,
-    StoppingConfig,
-    WatchConfig,
-)
-from widemargin.config.penalties import EMRConfig, IGRConfig
+from widemargin.attacks import attack_named
+from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.threat import make_threat
+from widemargin.core.checks import check_count, choice
+from widemargin.core.schema import one_of
+from widemargin.data.batches import AUGMENTATIONS
 from widemargin.errors import InputError
-from widemargin.heads import HEADS, GeometricAnnealing, Hypersphere, LargeMargin, Linear, MakeHead, PowerAnnealing
-from widemargin.models import MODELS, ModelFactory
-from widemargin.objectives import OBJECTIVES, Lbgat, Mail, Standard
-from widemargin.plain import one_of
-from widemargin.regularizers import Penalty
-from widemargin.schedules import SCHEDULES
-from widemargin.types import Objective
+from widemargin.heads import HEADS
+from widemargin.heads.hypersphere import Hypersphere
+from widemargin.heads.large_margin import GeometricAnnealing, LargeMargin, PowerAnnealing
+from widemargin.heads.linear import Linear
+from widemargin.models.catalog import MODELS, ModelFactory
+from widemargin.objectives import OBJECTIVES
+from widemargin.objectives.lbgat import Lbgat
+from widemargin.objectives.mail import Mail
+from widemargin.objectives.standard import Standard
+from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
+from widemargin.regularizers.input_gradient import InputGradient
+from widemargin.regularizers.penalty import Penalty
+from widemargin.schedules import SCHEDULES, Constant, OneCycle, Piecewise, Schedule, Steps
+from widemargin.types import MakeHead, Norm, Objective, Point, Scaling
+
+WatchedMargins = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which images. ``held_out`` training images, class-stratified, become the validation split."""
+
+    name: str
+    augmentation: str = "none"
+    held_out: int = 0
+    train_limit: int | None = None
+    test_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise InputError("data.name is empty; give a data set's name or the path of an .npz file or image folder")
+        choice("data", "augmentation", self.augmentation, tuple(AUGMENTATIONS))
+        if self.held_out < 0:
+            raise InputError(f"data.held_out must be at least 0, got {self.held_out}; 0 holds out none")
+        for field in ("train_limit", "test_limit"):
+            limit = getattr(self, field)
+            if limit is not None and limit < 1:
+                raise InputError(f"data.{field} must be at least 1, got {limit}; leave it out to use every image")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """SGD with momentum; weight decay on every parameter, as all the compared methods do."""
+
+    lr: float
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Schedule = Constant()
+
+    def __post_init__(self) -> None:
+        legal = {"lr": self.lr > 0, "momentum": 0 <= self.momentum < 1, "weight_decay": self.weight_decay >= 0}
+        for field, fits in legal.items():
+            if not (fits and math.isfinite(getattr(self, field))):
+                raise InputError(
+                    f"optimizer.{field} is out of range: {getattr(self, field)!r}; usual are lr 0.01 to 0.1, "
+                    "momentum 0.9, weight_decay 0 to 0.01"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+    """What is measured after an epoch, besides the training loss; each part can be switched off for cost.
+
+    With a validation split, ``attack`` also chooses the best checkpoint. Test curves are only logged, never used.
+    """
+
+    every: int = 1
+    attack: PGD | FGSM | None = None
+    test: bool = True
+    margins: tuple[WatchedMargins, ...] = ("train", "test")
+    margin_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InputError(f"watch.every must be at least 1, got {self.every}; 1 measures after every epoch")
+        if self.margin_samples is not None and self.margin_samples < 1:
+            raise InputError(
+                f"watch.margin_samples must be at least 1, got {self.margin_samples}; "
+                "set watch.margins = [] to measure none"
+            )
+        if len(set(self.margins)) != len(self.margins):
+            raise InputError(f"watch.margins names a split twice: {list(self.margins)}; leave one out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How the finished run is judged, unless the command line says otherwise."""
+
+    attacks: tuple[str, ...]
+    eps: float
+    step_size: float | None = None
+    norm: Norm = "linf"
+
+    def __post_init__(self) -> None:
+        make_threat(self.norm, self.eps)
+        kinds = [self.attack(name) or name for name in self.attacks]
+        twice = [name for name, kind in zip(self.attacks, kinds, strict=True) if kinds.count(kind) > 1]
+        if twice:
+            raise InputError(f"evaluation.attacks names an attack twice: {twice}; leave one out")
+
+    def attack(self, name: str) -> PGD | FGSM | None:
+        """The gradient attack of that name; None for "clean" and for "autoattack", which is more than one."""
+        if name in ("clean", "autoattack"):
+            return None
+        return attack_named(name, eps=self.eps, step_size=self.step_size, norm=self.norm)
+
+    def strongest(self) -> PGD | FGSM | None:
+        """The last attack of the plan, by custom the strongest."""
+        attacks = [attack for name in self.attacks if (attack := self.attack(name)) is not None]
+        return attacks[-1] if attacks else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragingConfig:
+    """Weight averaging (EMA): the averaged weights are what is validated, kept and judged.
+
+    With ``beside`` the trained weights are, as without averaging; the averaged ones are validated too, choose their own
+    best epoch, and are kept in the run's folder ``averaged``. One run then gives both arms of a comparison.
+    """
+
+    decay: float = 0.999
+    beside: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise InputError(f"averaging.decay must be in (0, 1), got {self.decay!r}; 0.999 is usual")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppingConfig:
+    """Early stopping: end the run when the validation score has not improved for ``patience`` watched epochs."""
+
+    patience: int
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise InputError(
+                f"stopping.patience must be at least 1 epoch, got {self.patience}; remove stopping to train to the end"
+            )
+
+
+FORM_OF = {"temperature": "approximate", "projections": "stochastic"}
+"""The settings that one form of EMR alone has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EMRConfig:
+    """Effective margin regularization: which form, how strong, where and when."""
+
+    kind: Literal["exact", "approximate", "stochastic"]
+    weight: float
+    temperature: float | None = None
+    projections: int | None = None
+    at: Point = "clean"
+    scaling: Scaling = "mean"
+    every: int = 1
+    schedule: Schedule = Constant()
+
+    def __post_init__(self) -> None:
+        choice("emr", "kind", self.kind, ("exact", "approximate", "stochastic"))
+        for name, form in FORM_OF.items():
+            if getattr(self, name) is not None and self.kind != form:
+                raise InputError(f'emr.{name} has no effect on {self.kind} EMR; remove it, or use kind = "{form}"')
+        self.penalty()
+
+    def penalty(self) -> Penalty:
+        """The penalty this describes."""
+        return Penalty(
+            name="emr",
+            regularizer=self._regularizer(),
+            weight=self.weight,
+            at=self.at,
+            scaling=self.scaling,
+            every=self.every,
+            schedule=self.schedule,
+        )
+
+    def _regularizer(self) -> ExactEMR | ApproximateEMR | StochasticEMR:
+        if self.kind == "exact":
+            return ExactEMR()
+        if self.kind == "approximate":
+            return ApproximateEMR(temperature=1.0 if self.temperature is None else self.temperature)
+        return StochasticEMR(projections=1 if self.projections is None else self.projections)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IGRConfig:
+    """Input-gradient regularization: how strong, where and when."""
+
+    weight: float
+    at: Point = "clean"
+    scaling: Scaling = "mean"
+    every: int = 1
+    schedule: Schedule = Constant()
+
+    def __post_init__(self) -> None:
+        self.penalty()
+
+    def penalty(self) -> Penalty:
+        """The penalty this describes."""
+        return Penalty(
+            name="igr",
+            regularizer=InputGradient(),
+            weight=self.weight,
+            at=self.at,
+            scaling=self.scaling,
+            every=self.every,
+            schedule=self.schedule,
+        )
+
 
 ATTACKS: dict[str, type] = {"pgd": PGD, "fgsm": FGSM}
 ANNEALINGS: dict[str, type] = {"power": PowerAnnealing, "geometric": GeometricAnnealing}
@@ -117,3 +323,32 @@ class RunConfig:
     def penalties(self) -> tuple[Penalty, ...]:
         """The penalties of this run."""
         return tuple(config.penalty() for config in (self.emr, self.igr) if config is not None)
+
+
+def unreached(config: RunConfig) -> list[str]:
+    """One sentence for each schedule of which something is left when the run ends, with the setting to change."""
+    schedules: dict[str, Schedule] = {"optimizer": config.optimizer.schedule}
+    schedules |= {name: part.schedule for name in ("emr", "igr") if (part := getattr(config, name)) is not None}
+    return [
+        text for name, schedule in schedules.items() if (text := _left(f"{name}.schedule", schedule, config.epochs))
+    ]
+
+
+def _left(path: str, schedule: Schedule, epochs: int) -> str:
+    if isinstance(schedule, OneCycle) and schedule.epochs > epochs:
+        return (
+            f"{path} comes down at {schedule.epochs:g} epochs, the run ends at {epochs}: "
+            f"--set {path}.epochs={epochs} --set {path}.peak={schedule.peak * epochs / schedule.epochs:g}"
+        )
+    if isinstance(schedule, Steps):
+        late, setting = [at for at in schedule.milestones if at >= epochs], "milestones"
+    elif isinstance(schedule, Piecewise):
+        late, setting = [at for at, _ in schedule.points if at >= epochs], "points"
+    else:
+        return ""
+    if not late:
+        return ""
+    return (
+        f"{path}.{setting} has {', '.join(f'{at:g}' for at in late)}, the run ends at {epochs} epochs and never gets "
+        f"there: change it with --set '{path}.{setting}=[...]'"
+    )

@@ -1,15 +1,24 @@
 """Data: readers, one form to hold images in, splits, augmentation and resumable batches."""
 
-from widemargin.data.augment import AUGMENTATIONS, Augmentation, CropFlip, DrawnBefore, NoAugmentation, is_drawn_before
-from widemargin.data.batches import Batch, Batches, Picked, epoch_order, in_order
-from widemargin.data.catalog import DATASETS, SPLITS, Split, load
+from widemargin.data.batches import (
+    AUGMENTATIONS,
+    Augmentation,
+    Batch,
+    Batches,
+    CropFlip,
+    DrawnBefore,
+    LazyBatch,
+    NoAugmentation,
+    epoch_order,
+    in_order,
+    is_drawn_before,
+)
 from widemargin.data.cifar import read_cifar10
+from widemargin.data.datasets import DATASETS, SPLITS, Split, data_folder, load
 from widemargin.data.idx import read_images, read_labels
 from widemargin.data.image_folder import read_image_folder
-from widemargin.data.image_set import ImageSet, as_floats
+from widemargin.data.image_set import ImageSet, as_floats, stratified_split
 from widemargin.data.npz import read_npz
-from widemargin.data.places import data_folder
-from widemargin.data.split import stratified_split
 
 __all__ = [
     "AUGMENTATIONS",
@@ -21,8 +30,8 @@ __all__ = [
     "CropFlip",
     "DrawnBefore",
     "ImageSet",
+    "LazyBatch",
     "NoAugmentation",
-    "Picked",
     "Split",
     "as_floats",
     "data_folder",

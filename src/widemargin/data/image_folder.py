@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from widemargin.core.files import check_file
+from widemargin.data.idx import memory_limit
 from widemargin.data.image_set import ImageSet
-from widemargin.data.sizes import memory_limit
 from widemargin.errors import InputError
-from widemargin.files import check_file
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _COLOR = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "YCbCr": "RGB", "CMYK": "RGB"}  # as stored -> as we hold it

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from widemargin.core.files import check_file
+from widemargin.data.idx import check_claim
 from widemargin.data.image_set import ImageSet
-from widemargin.data.sizes import check_claim
 from widemargin.errors import InputError
-from widemargin.files import check_file
 
 _CHANNELS = (1, 3)
 _HEADER_ROOM = 4096

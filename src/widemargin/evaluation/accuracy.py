@@ -3,45 +3,42 @@
 Verdicts are always computed in float32, since less precision would change some. The attack may search in TF32, which is
 faster. For our own networks, whose work is the same for every batch, a GPU replays the kernels of the attack
 (``engine.Replayed``): the same images, without the launches.
+
+Effective margins of a data set: clean, or at the images an attack finds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from widemargin import randomness
-from widemargin.attacks import FGSM, PGD
-from widemargin.data import ImageSet, in_order
-from widemargin.engine import Replayed
-from widemargin.evaluation.processes import Processes
-from widemargin.evaluation.searched import searched
-from widemargin.models import Classifier
-from widemargin.modes import evaluating
-from widemargin.precision import allowing_tf32, full_float32
-from widemargin.types import Attack
+from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.core import randomness
+from widemargin.core.modes import evaluating, frozen
+from widemargin.core.precision import allowing_tf32, full_float32
+from widemargin.data.batches import in_order
+from widemargin.data.image_set import ImageSet
+from widemargin.distributed.group import ALONE, Processes
+from widemargin.engine.cuda_graphs import GraphedFunction
+from widemargin.errors import InputError
+from widemargin.evaluation.tf32_search import search_model
+from widemargin.losses import predicted
+from widemargin.margins import MarginSummary, effective_margin, summarize
+from widemargin.models.classifier import Classifier
+from widemargin.types import Attack, Norm
 
 Advance = Callable[[int], None]
 OnBatch = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 """Of images, labels and random numbers."""
-ALONE = Processes()
 
 
 def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """(B,) bool: classified correctly."""
     with torch.no_grad(), evaluating(model):
         return predicted(model(x), y)
-
-
-def predicted(logits: Tensor, y: Tensor) -> Tensor:
-    """(B,) bool: the label has the largest logit; never where there is no prediction."""
-    return (logits.argmax(1) == y) & decided(logits)
-
-
-def decided(logits: Tensor) -> Tensor:
-    """(B,) bool: the logits make a prediction. A NaN or +inf among them makes none; -inf rules out a class, not all."""
-    return logits.amax(1).isfinite()
 
 
 def verdicts(
@@ -78,7 +75,7 @@ def _finder(model: nn.Module, attack: Attack | None, *, tf32: bool) -> OnBatch:
     """(x, y, generator) -> the images to be judged."""
     if attack is None:
         return lambda x, _, __: x
-    return _search(searched(model, tf32=tf32), attack)
+    return _search(search_model(model, tf32=tf32), attack)
 
 
 def _search(model: nn.Module, attack: Attack) -> OnBatch:
@@ -86,10 +83,50 @@ def _search(model: nn.Module, attack: Attack) -> OnBatch:
     draws = not isinstance(attack, FGSM) and (not isinstance(attack, PGD) or bool(attack.random_start))
     if draws or not isinstance(model, Classifier):
         return lambda x, y, generator: attack(model, x, y, generator=generator)
-    replayed = Replayed(lambda x, y: attack(model, x, y))
+    replayed = GraphedFunction(lambda x, y: attack(model, x, y))
     return lambda x, y, _: replayed(x, y)
 
 
 def percent(verdicts: Tensor) -> float:
     """The share of True, in percent."""
     return 100.0 * verdicts.double().mean().item()
+
+
+@dataclass(frozen=True)
+class MeasuredMargins:
+    """The margin of each example and whether it is classified correctly, both (N,) on the CPU."""
+
+    margins: Tensor
+    correct: Tensor
+
+    def over_all(self) -> MarginSummary:
+        """Summary over all examples."""
+        return summarize(self.margins)
+
+    def over_correct(self) -> MarginSummary:
+        """Summary over the correctly classified ones, as the paper's tables have it."""
+        return summarize(self.margins[self.correct])
+
+
+def _measure(model: nn.Module, norm: Norm, x: Tensor, y: Tensor) -> Tensor:
+    margins: Tensor = effective_margin(model, x, y, norm)
+    return margins
+
+
+def measure_margins(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, norm: Norm = "l2", advance: Advance | None = None
+) -> MeasuredMargins:
+    """Measure the margins of every batch."""
+    margins, correct = [], []
+    measure: Callable[[Tensor, Tensor], Tensor] = partial(_measure, model, norm)
+    if isinstance(model, Classifier):
+        measure = GraphedFunction(measure)
+    with full_float32(), frozen(model):
+        for x, y in batches:
+            margins.append(measure(x, y))
+            correct.append(classified(model, x, y))
+            if advance is not None:
+                advance(len(y))
+    if not margins:
+        raise InputError("measure_margins: the data is empty; give at least one batch")
+    return MeasuredMargins(torch.cat(margins).cpu(), torch.cat(correct).cpu())

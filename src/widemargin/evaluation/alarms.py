@@ -6,16 +6,15 @@ the world succeeds. The model checks are the official ones.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from widemargin.attacks import PGD
-from widemargin.evaluation.accuracy import predicted
+from widemargin.attacks.pgd import PGD
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
-from widemargin.losses import cross_entropy
+from widemargin.losses import cross_entropy, predicted
+from widemargin.types import Alarm
 
 FAR = 5.0
 """Points by which one accuracy may be above another before it is a sign."""
@@ -30,15 +29,6 @@ ZERO_SHARE = 0.1
 
 
 Logits = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """A named warning."""
-
-    name: str
-    message: str
-    suggestion: str
 
 
 class _Heard:

@@ -7,6 +7,8 @@ On a GPU the search may be quicker with TF32, on a copy of the network. FAB stop
 by less than TF32's error, so what it finds is made longer by up to two percent until it is adversarial in float32. Such
 a find counts if float32 still classifies the image correctly at 97% of that distance. Where float32 disagrees about any
 find that near, the image is searched again in float32.
+
+Do two lists put things in the same order?
 """
 
 from collections.abc import Iterator
@@ -16,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widemargin.evaluation.accuracy import predicted
-from widemargin.evaluation.backend import finite
-from widemargin.precision import allowing_tf32
-from widemargin.threat import THREATS
+from widemargin.attacks.threat import THREATS
+from widemargin.core.precision import allowing_tf32
+from widemargin.evaluation.autoattack import finite
+from widemargin.losses import predicted
 from widemargin.types import Norm
 
 LONGER = (1.0, 1.005, 1.01, 1.02)
@@ -106,3 +108,20 @@ def _nearest_of_each_target(reference: Any, x: Tensor, y: Tensor) -> Iterator[Te
         fab.target_class = target
         torch.manual_seed(reference.seed)
         yield finite(fab.attack_single_run(x.clone(), y.clone(), use_rand_start=False, is_targeted=True), x)
+
+
+def rank_correlation(left: Tensor, right: Tensor) -> float | None:
+    """Spearman's: the correlation of the ranks, ties sharing their mean rank; None where it is not defined."""
+    usable = left.isfinite() & right.isfinite()
+    if int(usable.sum()) < 3:
+        return None
+    ranks = torch.stack([_ranks(left[usable].double()), _ranks(right[usable].double())])
+    value = float(torch.corrcoef(ranks)[0, 1])
+    return value if value == value else None
+
+
+def _ranks(values: Tensor) -> Tensor:
+    _, inverse, counts = values.unique(sorted=True, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    ranks: Tensor = (last - (counts - 1) / 2)[inverse]
+    return ranks

@@ -1,31 +1,109 @@
-"""One shard judged: every attack at every eps, margins and distances; each finished piece is written down at once."""
+"""The line of one example: its verdicts, and which part of AutoAttack broke it at each eps.
+
+Any classifier as the attacks expect one: float32 inputs in [0, 1], most often images, in; float32 logits out.
+
+A float64 or bfloat16 model keeps its own arithmetic and is fed and read in float32; a model of flat inputs sees them
+flat. It may write into its images, which are a copy, and makes its tensors of the type that its user has as default.
+
+One shard judged: every attack at every eps, margins and distances; each finished piece is written down at once.
+"""
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from widemargin import randomness
-from widemargin.checks import check_labels
+from widemargin.attacks.threat import make_threat
+from widemargin.core import randomness
+from widemargin.core.checks import check_labels, check_logits
+from widemargin.core.precision import allowing_tf32, default_type
+from widemargin.core.records import Record
 from widemargin.errors import InputError
-from widemargin.evaluation.accuracy import decided, predicted
-from widemargin.evaluation.autoattack import break_survivors
-from widemargin.evaluation.backend import make_reference, parts_for
+from widemargin.evaluation.autoattack import PARTS, break_survivors, make_reference, parts_for
 from widemargin.evaluation.distance import minimal_distance
-from widemargin.evaluation.examples import example_rows
-from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
-from widemargin.evaluation.shards import Shard
-from widemargin.evaluation.store import Store
-from widemargin.evaluation.wrapped import Wrapped
+from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings, eps_text
+from widemargin.evaluation.shards import Shard, Store
+from widemargin.losses import decided, predicted
 from widemargin.margins import effective_margin
-from widemargin.precision import allowing_tf32
-from widemargin.records import Record
-from widemargin.threat import make_threat
+
+Breakers = Mapping[str, Mapping[int, str]]
+
+
+def example_rows(
+    settings: EvaluationSettings,
+    shard: Shard,
+    predictions: Tensor,
+    columns: Mapping[str, Tensor],
+    pieces: Mapping[str, Record],
+    measured: Mapping[str, Record],
+) -> list[Record]:
+    """A line for each example of a shard."""
+    breakers = _breakers(settings, pieces)
+    rows = []
+    for position in range(len(predictions)):
+        row: Record = {
+            "index": shard.first + position,
+            "label": int(shard.labels[position]),
+            "prediction": int(predictions[position]),
+            "verdicts": {label: bool(column[position]) for label, column in columns.items()},
+            "broken_by": _broken_by(breakers, position),
+            "broken_at": {eps: breaker.get(position) for eps, breaker in breakers.items()},
+        }
+        row |= {name: piece["values"][position] for name, piece in measured.items()}
+        rows.append(row)
+    return rows
+
+
+def _breakers(settings: EvaluationSettings, pieces: Mapping[str, Record]) -> Breakers:
+    """At each eps, as written: the part of AutoAttack that broke a position."""
+    radii = settings.eps if AUTOATTACK in settings.attacks else ()
+    return {eps_text(eps): _breaker(settings, pieces, eps) for eps in radii}
+
+
+def _breaker(settings: EvaluationSettings, pieces: Mapping[str, Record], eps: float) -> dict[int, str]:
+    labels = {part: settings.label(f"{AUTOATTACK}/{part}", eps) for part in PARTS}
+    return {position: part for part, label in labels.items() if label in pieces for position in pieces[label]["broken"]}
+
+
+def _broken_by(breakers: Breakers, position: int) -> str | None:
+    """The part at the first eps that broke it; several eps make names such as "square@8/255"."""
+    for eps, breaker in breakers.items():
+        if position in breaker:
+            return breaker[position] if len(breakers) == 1 else f"{breaker[position]}@{eps}"
+    return None
+
+
+class Float32Classifier(nn.Module):
+    """The model between float32 images and float32 logits."""
+
+    def __init__(self, model: nn.Module, *, flat: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.flat = flat
+        self.dtype = _input_dtype(model)
+        self.default = torch.get_default_dtype()
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Float32 logits."""
+        x = x.flatten(1) if self.flat else x
+        with default_type(self.default):
+            logits: Tensor = self.model(x.to(self.dtype, copy=True))
+        check_logits("evaluate", logits, batch=len(x))
+        return logits.float()
+
+
+def _input_dtype(model: nn.Module) -> torch.dtype:
+    """That of the first matrix or kernel, which images meet; a scale in front of it may be of any."""
+    found = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    weights = [parameter for parameter in found if parameter.dim() > 1]
+    return next((parameter.dtype for parameter in weights + found), torch.float32)
+
 
 Say = Callable[[int, str], None]
 """Takes the number of a shard and what is being done to it."""
@@ -39,8 +117,8 @@ UNDECIDED = "undecided"
 class Judge:
     """A model, what to do to it, and where results go."""
 
-    model: Wrapped
-    searched: Wrapped
+    model: Float32Classifier
+    searched: Float32Classifier
     """What attacks search on: the model, or a copy of it (``searched``)."""
     settings: EvaluationSettings
     store: Store
@@ -147,7 +225,7 @@ class Judge:
         columns[settings.label(AUTOATTACK, eps)] = survivors
         return pieces
 
-    def _reference(self, model: Wrapped, eps: float, classes: int) -> Any:
+    def _reference(self, model: Float32Classifier, eps: float, classes: int) -> Any:
         settings = self.settings
         return make_reference(
             model,

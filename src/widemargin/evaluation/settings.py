@@ -1,13 +1,50 @@
-"""What an evaluation does: its attacks, radii and random seed. Two evaluations with equal settings may be joined."""
+"""What people give to ``evaluate`` for its attacks and radii, as the settings hold it.
 
+What an evaluation does: its attacks, radii and random seed. Two evaluations with equal settings may be joined.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from widemargin.attacks import FGSM, PGD, attack_named
-from widemargin.checks import check_count, choice
+from widemargin.attacks import attack_named
+from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.threat import THREATS, make_threat
+from widemargin.core.checks import check_count, choice
+from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
-from widemargin.threat import THREATS, make_threat
 from widemargin.types import Norm
-from widemargin.written import Written
+
+
+def attack_names(attacks: Any) -> tuple[str, ...]:
+    """One name or several."""
+    given = list(attacks) if isinstance(attacks, Iterable) and not isinstance(attacks, str) else [attacks]
+    for name in given:
+        if not isinstance(name, str):
+            raise InputError(
+                f"evaluate.attacks must be names such as 'fgsm' or 'pgd20', got {name!r}; eps, norm and step_size are "
+                "given beside them"
+            )
+    return tuple(given)
+
+
+def radii(eps: Any) -> tuple[float, ...]:
+    """One eps or several; an array or a tensor of no dimension is one."""
+    single = isinstance(eps, str) or not isinstance(eps, Iterable) or getattr(eps, "ndim", None) == 0
+    return tuple(number("eps", value) for value in ([eps] if single else list(eps)))
+
+
+def number(field: str, value: Any) -> float:
+    """A number of any kind, or one written as "8/255", which stays so."""
+    if isinstance(value, str):
+        return LiteralFloat(value)
+    if isinstance(value, int | float):  # as it is: it may remember how it was written
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"evaluate.{field} must be a number such as 8/255, got {value!r}") from None
+
 
 AUTOATTACK = "autoattack"
 SEARCHES = ("float32", "tf32")
@@ -41,7 +78,7 @@ class EvaluationSettings:
         check_count("evaluate.batch_size", self.batch_size)
         if not self.attacks or len(set(self.attacks)) != len(self.attacks):
             raise InputError(f"evaluate.attacks must name each attack once, got {list(self.attacks)}")
-        if not self.eps or min(len(set(map(spell, self.eps))) for spell in (float, written)) != len(self.eps):
+        if not self.eps or min(len(set(map(spell, self.eps))) for spell in (float, eps_text)) != len(self.eps):
             raise InputError(f"evaluate.eps must be one radius or several different ones, got {list(self.eps)}")
         for eps in self.eps:
             make_threat(self.norm, eps)
@@ -74,9 +111,9 @@ class EvaluationSettings:
 
     def label(self, name: str, eps: float) -> str:
         """The name of a result: the attack's, with its eps where there are several."""
-        return name if name == "clean" or len(self.eps) == 1 else f"{name}@{written(eps)}"
+        return name if name == "clean" or len(self.eps) == 1 else f"{name}@{eps_text(eps)}"
 
 
-def written(eps: float) -> str:
+def eps_text(eps: float) -> str:
     """An eps as it was written."""
-    return eps.text if isinstance(eps, Written) else f"{eps:g}"
+    return eps.text if isinstance(eps, LiteralFloat) else f"{eps:g}"

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from widemargin.checks import choice
+from widemargin.core.checks import choice
 from widemargin.errors import InputError
 from widemargin.losses import hypersphere_logits
 

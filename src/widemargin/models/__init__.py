@@ -12,16 +12,16 @@ from widemargin.models.catalog import (
     WideResNetConfig,
     build_model,
 )
-from widemargin.models.classifier import Classifier
-from widemargin.models.cnn import CNN
-from widemargin.models.constraints import ImageShape
-from widemargin.models.mlp import MLP
-from widemargin.models.normalize import (
+from widemargin.models.classifier import (
     CIFAR10_NORMALIZATION,
     MNIST_NORMALIZATION,
+    Classifier,
+    ImageShape,
     Normalization,
     Normalize,
 )
+from widemargin.models.cnn import CNN
+from widemargin.models.mlp import MLP
 from widemargin.models.public_weights import load_public_state_dict
 from widemargin.models.resnet import TEACHER_STRIDES, USUAL_STRIDES, PreActResNet18, ResNet18
 from widemargin.models.wide_resnet import WideResNet

@@ -9,16 +9,23 @@ from typing import Protocol
 
 from torch import nn
 
+from widemargin.core.randomness import initialized_from
 from widemargin.errors import InputError
-from widemargin.heads import Linear, LinearHead, MakeHead
+from widemargin.heads.linear import Linear, LinearHead
+from widemargin.models.classifier import (
+    ImageShape,
+    Init,
+    Normalization,
+    initialize,
+    require_count,
+    require_counts,
+    require_init,
+)
 from widemargin.models.cnn import CNN
-from widemargin.models.constraints import ImageShape, require_count, require_counts
-from widemargin.models.initialization import Init, initialize, require_init
 from widemargin.models.mlp import MLP
-from widemargin.models.normalize import Normalization
 from widemargin.models.resnet import TEACHER_STRIDES, USUAL_STRIDES, PreActResNet18, ResNet18
-from widemargin.models.seeding import initialized_from
 from widemargin.models.wide_resnet import Variant, WideResNet, check_wide_resnet
+from widemargin.types import MakeHead
 
 
 @dataclass(frozen=True, kw_only=True)

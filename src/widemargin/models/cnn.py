@@ -9,10 +9,9 @@ from typing import cast
 from torch import Tensor, nn
 
 from widemargin.errors import InputError
-from widemargin.heads import Head, LinearHead, MakeHead
-from widemargin.models.classifier import Classifier
-from widemargin.models.constraints import ImageShape
-from widemargin.models.normalize import Normalization
+from widemargin.heads.linear import LinearHead
+from widemargin.models.classifier import Classifier, ImageShape, Normalization
+from widemargin.types import Head, MakeHead
 
 SMALLEST_SIDE = 18  # 18 -> 14 -> 10 -> 5 -> 3 -> 1
 

@@ -9,10 +9,9 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from widemargin.heads import Head, LinearHead, MakeHead
-from widemargin.models.classifier import Classifier
-from widemargin.models.constraints import ImageShape, require_counts, require_image_shape
-from widemargin.models.normalize import Normalization
+from widemargin.heads.linear import LinearHead
+from widemargin.models.classifier import Classifier, ImageShape, Normalization, require_counts, require_image_shape
+from widemargin.types import Head, MakeHead
 
 
 class MLP(Classifier):

@@ -16,10 +16,9 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from widemargin.heads import Head, LinearHead, MakeHead
-from widemargin.models.classifier import Classifier
-from widemargin.models.constraints import ImageShape, require_count
-from widemargin.models.normalize import Normalization
+from widemargin.heads.linear import LinearHead
+from widemargin.models.classifier import Classifier, ImageShape, Normalization, require_count
+from widemargin.types import Head, MakeHead
 
 USUAL_STRIDES = (1, 2, 2, 2)
 TEACHER_STRIDES = (1, 1, 2, 2)

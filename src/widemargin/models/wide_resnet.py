@@ -18,10 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from widemargin.errors import InputError
-from widemargin.heads import Head, LinearHead, MakeHead
-from widemargin.models.classifier import Classifier
-from widemargin.models.constraints import ImageShape, is_count, require_count
-from widemargin.models.normalize import Normalization
+from widemargin.heads.linear import LinearHead
+from widemargin.models.classifier import Classifier, ImageShape, Normalization, is_count, require_count
+from widemargin.types import Head, MakeHead
 
 Variant = Literal["trades", "madry"]
 LEAK = 0.1  # slope of the madry variant's LeakyReLU

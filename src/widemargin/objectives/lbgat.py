@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from widemargin import losses
-from widemargin.attacks import FGSM, PGD
+from widemargin.attacks.pgd import FGSM, PGD
 from widemargin.errors import InputError
-from widemargin.objectives.inner import Inner, check_inner, find_adversarial
+from widemargin.objectives.objective import Inner, check_inner, find_adversarial
 from widemargin.objectives.trades import check_weight
 from widemargin.types import Nets, Outcome
 

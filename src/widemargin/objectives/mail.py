@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from widemargin import losses
-from widemargin.attacks import FGSM, PGD
-from widemargin.checks import choice
+from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.core.checks import choice
 from widemargin.errors import InputError
 from widemargin.heads import logits_for_training
 from widemargin.objectives.adversarial import Adversarial
-from widemargin.objectives.inner import Inner, check_inner, find_adversarial
 from widemargin.objectives.mart import Mart
+from widemargin.objectives.objective import Inner, check_inner, find_adversarial
 from widemargin.objectives.trades import Trades, check_weight
 from widemargin.types import Nets, Outcome
 

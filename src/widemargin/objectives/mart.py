@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from widemargin import losses
-from widemargin.attacks import FGSM, PGD
+from widemargin.attacks.pgd import FGSM, PGD
 from widemargin.heads import logits_for_training
 from widemargin.objectives.trades import check_weight
 from widemargin.types import Nets, Outcome

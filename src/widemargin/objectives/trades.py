@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from widemargin import losses
-from widemargin.attacks import FGSM, PGD
-from widemargin.checks import check_number
+from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.core.checks import check_number
 from widemargin.heads import logits_for_training
-from widemargin.objectives.inner import Inner, check_inner, find_adversarial
+from widemargin.objectives.objective import Inner, check_inner, find_adversarial
 from widemargin.types import Nets, Outcome
 
 

@@ -8,15 +8,16 @@ training that we compared, torch's do not. L-Softmax has m = 1, as published: pl
 
 from dataclasses import replace
 
-from widemargin.attacks import PGD
-from widemargin.config import DataConfig, EMRConfig, EvaluationConfig, OptimizerConfig, RunConfig, WatchConfig
-from widemargin.heads import LargeMargin, Linear, MakeHead
-from widemargin.models import CNNConfig
-from widemargin.objectives import Adversarial, Standard
-from widemargin.recipes.published import published
-from widemargin.recipes.recipe import Recipe
+from widemargin.attacks.pgd import PGD
+from widemargin.config.run import DataConfig, EMRConfig, EvaluationConfig, OptimizerConfig, RunConfig, WatchConfig
+from widemargin.heads.large_margin import LargeMargin
+from widemargin.heads.linear import Linear
+from widemargin.models.catalog import CNNConfig
+from widemargin.objectives.adversarial import Adversarial
+from widemargin.objectives.standard import Standard
+from widemargin.recipes.recipe import Recipe, published
 from widemargin.schedules import Steps
-from widemargin.types import Objective, Point
+from widemargin.types import MakeHead, Objective, Point
 
 TABLE, SUPPLEMENT = "table2_cifar_cnn", "supplement_approximation"
 ATTACK = PGD(eps=0.031, step_size=0.0078, steps=10)

@@ -7,8 +7,8 @@ released code (with it for MART and LBGAT, which the code does not have), and is
 
 from dataclasses import replace
 
-from widemargin.attacks import PGD
-from widemargin.config import (
+from widemargin.attacks.pgd import PGD
+from widemargin.config.run import (
     DataConfig,
     EMRConfig,
     EvaluationConfig,
@@ -17,8 +17,9 @@ from widemargin.config import (
     RunConfig,
     WatchConfig,
 )
-from widemargin.models import ModelFactory
-from widemargin.objectives import Adversarial, Trades
+from widemargin.models.catalog import ModelFactory
+from widemargin.objectives.adversarial import Adversarial
+from widemargin.objectives.trades import Trades
 from widemargin.schedules import Schedule, Steps
 from widemargin.types import Objective, Point
 

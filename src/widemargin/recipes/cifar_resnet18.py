@@ -7,11 +7,10 @@ the very runs without it, which keep them beside their own weights.
 
 from dataclasses import replace
 
-from widemargin.config import AveragingConfig, RunConfig
-from widemargin.models import ResNet18Config
+from widemargin.config.run import AveragingConfig, RunConfig
+from widemargin.models.catalog import ResNet18Config
 from widemargin.recipes import cifar_protocol as protocol
-from widemargin.recipes.published import published
-from widemargin.recipes.recipe import Recipe
+from widemargin.recipes.recipe import Recipe, published
 
 TABLE, ABLATION = "supplement_resnet18", "table4_clean_or_adversarial"
 MODEL = ResNet18Config()

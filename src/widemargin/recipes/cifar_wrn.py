@@ -7,14 +7,18 @@ authors' checkpoints; the recipes here train them. MAIL trains on all 50,000 ima
 
 from dataclasses import replace
 
-from widemargin.attacks import PGD
-from widemargin.config import RunConfig
-from widemargin.heads import Hypersphere
-from widemargin.models import CIFAR10_NORMALIZATION, LBGATTeacherConfig, WideResNetConfig
-from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Trades
+from widemargin.attacks.pgd import PGD
+from widemargin.config.run import RunConfig
+from widemargin.heads.hypersphere import Hypersphere
+from widemargin.models.catalog import LBGATTeacherConfig, WideResNetConfig
+from widemargin.models.classifier import CIFAR10_NORMALIZATION
+from widemargin.objectives.adversarial import Adversarial
+from widemargin.objectives.lbgat import Lbgat
+from widemargin.objectives.mail import Mail
+from widemargin.objectives.mart import Mart
+from widemargin.objectives.trades import Trades
 from widemargin.recipes import cifar_protocol as protocol
-from widemargin.recipes.published import published
-from widemargin.recipes.recipe import Recipe
+from widemargin.recipes.recipe import Recipe, published
 from widemargin.schedules import Piecewise, Steps
 
 TABLE, ABLATION = "table3_wide_resnet", "table4_clean_or_adversarial"

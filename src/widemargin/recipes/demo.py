@@ -1,8 +1,8 @@
 """The demo: the paper's MLP on the embedded digits, plain and with EMR, in a minute or two on a laptop's CPU."""
 
-from widemargin.attacks import PGD
-from widemargin.config import DataConfig, EMRConfig, EvaluationConfig, OptimizerConfig, RunConfig, WatchConfig
-from widemargin.models import MLPConfig
+from widemargin.attacks.pgd import PGD
+from widemargin.config.run import DataConfig, EMRConfig, EvaluationConfig, OptimizerConfig, RunConfig, WatchConfig
+from widemargin.models.catalog import MLPConfig
 from widemargin.recipes.recipe import Recipe
 from widemargin.schedules import OneCycle
 

@@ -11,16 +11,16 @@ m = 4 learns with the slower, original annealing alone and has recipes of its ow
 
 from dataclasses import replace
 
-from widemargin.attacks import PGD
-from widemargin.config import DataConfig, EMRConfig, EvaluationConfig, OptimizerConfig, RunConfig, WatchConfig
-from widemargin.heads import LargeMargin, Linear, MakeHead
-from widemargin.heads.annealing import GeometricAnnealing, PowerAnnealing
-from widemargin.models import MLPConfig
-from widemargin.objectives import Adversarial, Standard
-from widemargin.recipes.published import published
-from widemargin.recipes.recipe import Recipe
+from widemargin.attacks.pgd import PGD
+from widemargin.config.run import DataConfig, EMRConfig, EvaluationConfig, OptimizerConfig, RunConfig, WatchConfig
+from widemargin.heads.large_margin import GeometricAnnealing, LargeMargin, PowerAnnealing
+from widemargin.heads.linear import Linear
+from widemargin.models.catalog import MLPConfig
+from widemargin.objectives.adversarial import Adversarial
+from widemargin.objectives.standard import Standard
+from widemargin.recipes.recipe import Recipe, published
 from widemargin.schedules import Steps
-from widemargin.types import Objective, Point
+from widemargin.types import MakeHead, Objective, Point
 
 TABLE = "table1_mnist_mlp"
 ATTACK = PGD(eps=0.1, step_size=0.01, steps=20)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from widemargin.errors import InputError
-from widemargin.recipes.catalog import all_recipes
-from widemargin.recipes.published import Published, published
-from widemargin.recipes.recipe import Recipe
+from widemargin.recipes import all_recipes
+from widemargin.recipes.recipe import Published, Recipe, published
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from widemargin.checks import check_labels
+from widemargin.core.checks import check_labels
 from widemargin.errors import InputError
-from widemargin.linearize import Cotangents
-from widemargin.plain_operators import uncompiled
-from widemargin.regularizers.input_gradients import squared_input_gradients, squared_input_gradients_value
+from widemargin.gradients.double_backward import uncompiled
+from widemargin.gradients.squared_norms import Cotangents, squared_input_gradients, squared_input_gradients_value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from widemargin.checks import check_count, check_number, choice
+from widemargin.core.checks import check_count, check_number, choice
 from widemargin.errors import InputError
 from widemargin.schedules import Constant, Schedule
 from widemargin.types import Point, Regularizer, Scaling

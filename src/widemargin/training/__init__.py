@@ -1,9 +1,9 @@
 """Training: one step, one run, resumable."""
 
-from widemargin.training.replay import Replayed, replay
-from widemargin.training.run import RunResult, train
+from widemargin.core.signals import Stop
+from widemargin.training.nonfinite_step import ReplayedStep, replay
 from widemargin.training.setup import Splits
-from widemargin.training.signals import Stop
-from widemargin.training.step import Moment, train_step
+from widemargin.training.step import StepContext, train_step
+from widemargin.training.trainer import RunResult, train
 
-__all__ = ["Moment", "Replayed", "RunResult", "Splits", "Stop", "replay", "train", "train_step"]
+__all__ = ["ReplayedStep", "RunResult", "Splits", "StepContext", "Stop", "replay", "train", "train_step"]

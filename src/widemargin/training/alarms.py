@@ -1,4 +1,8 @@
-"""Signs in the metrics that training goes wrong, each with what it suggests.
+"""What each alarm of training means and suggests, by the name that stands in ``metrics.jsonl``.
+
+Training warns with these suggestions and a report, which reads names only, shows them.
+
+Signs in the metrics that training goes wrong, each with what it suggests.
 
 They are found from the lines of ``metrics.jsonl`` alone. An alarm stands in the line of the epoch that raised it, so a
 resumed run neither repeats nor loses one.
@@ -6,12 +10,57 @@ resumed run neither repeats nor loses one.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from widemargin.alarm_meanings import CATASTROPHIC_OVERFITTING, ROBUST_OVERFITTING, meaning_of, standing_still
-from widemargin.attacks import FGSM
-from widemargin.config import RunConfig
-from widemargin.evaluation.alarms import Alarm
-from widemargin.training.log import Line
+from widemargin.attacks.pgd import FGSM
+from widemargin.config.run import RunConfig
+from widemargin.training.run_folder import Line
+from widemargin.types import Alarm
+
+CATASTROPHIC_OVERFITTING = "catastrophic-overfitting"
+ROBUST_OVERFITTING = "robust-overfitting"
+_STILL = "-still"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What an alarm says without the numbers of a run, and what to do."""
+
+    message: str
+    suggestion: str
+
+
+_MEANINGS = {
+    CATASTROPHIC_OVERFITTING: Meaning(
+        "accuracy under attack collapsed while accuracy in training rose",
+        "the model has learned to fool the attack it trains with: use more steps (objective.attack), a random start "
+        "or a lower learning rate",
+    ),
+    ROBUST_OVERFITTING: Meaning(
+        "accuracy under attack on held-out images fell below its best and stayed there while accuracy in training rose",
+        "the best epoch is in best.safetensors; set stopping.patience or averaging.decay, or lower the learning rate "
+        "earlier",
+    ),
+}
+
+
+def standing_still(penalty: str) -> str:
+    """The name of the alarm of a penalty that stands still."""
+    return f"{penalty}{_STILL}"
+
+
+def meaning_of(name: str) -> Meaning:
+    """The meaning of an alarm; empty words for a name that this version does not know."""
+    if name in _MEANINGS:
+        return _MEANINGS[name]
+    penalty = name.removesuffix(_STILL)
+    if name == penalty:
+        return Meaning("", "")
+    return Meaning(
+        f"the {penalty} penalty was zero, or did not change though the loss did",
+        f"it teaches the model nothing: change {penalty}.weight, or look at the penalty's {penalty}.kind and the model",
+    )
+
 
 COLLAPSED = 0.5
 """The share of its best robust accuracy under which a model has collapsed."""

@@ -1,8 +1,8 @@
 """Numbers that are none: a NaN or an infinity in a loss, a penalty or a gradient is seen before it reaches the weights.
 
-``take_step`` shows every step's values to a guard, between backward and update. There are two. ``Checked`` looks at
-once. ``Masked`` never makes the host wait for a GPU: the update is masked on the device (fused SGD takes a flag for
-that), buffers are put back on the device, and the number of the first bad step stays there until somebody looks, every
+``take_step`` shows every step's values to a guard, between backward and update. There are two. ``HostGuard`` looks at
+once. ``DeviceGuard`` never makes the host wait for a GPU: the update is masked on the device (fused SGD takes a
+flag for that), buffers are put back on the device, and the number of the first bad step stays there until somebody looks, every
 ``LOOK_EVERY`` steps and before anything is saved. From a bad step on, a run that will stop changes nothing any more, so
 its weights are still those before that step; a run that skips leaves out that step alone.
 """
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from widemargin import shares
+from widemargin.core import batch_share
 from widemargin.types import Nets
 
 OnNonfinite = Literal["stop", "skip"]
@@ -31,7 +31,7 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Found:
+class NonfiniteStep:
     """A step that was not finite: its number since the beginning, what was at fault, and the values where known."""
 
     step: int
@@ -58,24 +58,24 @@ class Guard(Protocol):
         """After the step, updated or not: put back what a bad one changed; the values that count."""
         ...
 
-    def found(self, *, wait: bool) -> Found | None:
+    def found(self, *, wait: bool) -> NonfiniteStep | None:
         """The step to stop at, if there was one; without ``wait`` only where that is known."""
         ...
 
 
 def make_guard(
     nets: Nets, optimizer: torch.optim.Optimizer, on_nonfinite: str, *, fuse: bool = False
-) -> "Checked | Masked":
+) -> "HostGuard | DeviceGuard":
     """The guard for this optimizer: a fused one, which it becomes with ``fuse``, can be masked."""
     for group in optimizer.param_groups if fuse else []:
         group.update(fused=True, foreach=False)
     skips = on_nonfinite == "skip"
     if all(group.get("fused") for group in optimizer.param_groups):
-        return Masked(nets, optimizer, skips=skips)
-    return Checked(nets, skips=skips)
+        return DeviceGuard(nets, optimizer, skips=skips)
+    return HostGuard(nets, skips=skips)
 
 
-class Checked:
+class HostGuard:
     """Looks at every step at once; a bad one is not taken."""
 
     def __init__(self, nets: Nets, *, skips: bool) -> None:
@@ -85,7 +85,7 @@ class Checked:
         self._kept: list[Tensor] = []
         self._step = 0
         self._refused = False
-        self._found: Found | None = None
+        self._found: NonfiniteStep | None = None
 
     def begin(self, step: int) -> None:
         """Note the number."""
@@ -104,7 +104,7 @@ class Checked:
                 buffer.copy_(kept)
             names = [name for name, flag in zip(_names(values), flags, strict=True) if flag]
             seen = {name: value.detach().clone() for name, value in values.items()}
-            self._found = None if self._skips else Found(self._step, tuple(names), seen)
+            self._found = None if self._skips else NonfiniteStep(self._step, tuple(names), seen)
         return not self._refused
 
     def settle(self, values: Tensors) -> Tensors:
@@ -114,13 +114,13 @@ class Checked:
         counted = {name: torch.zeros_like(value) for name, value in values.items()} if self._refused else values
         return counted | {SKIPPED: torch.tensor(float(self._refused), device=values["samples"].device) * _one()}
 
-    def found(self, *, wait: bool) -> Found | None:
+    def found(self, *, wait: bool) -> NonfiniteStep | None:
         """The step this guard refused."""
         del wait
         return self._found
 
 
-class Masked:
+class DeviceGuard:
     """Never waits: bad steps are masked on the device, and noted there."""
 
     def __init__(self, nets: Nets, optimizer: torch.optim.Optimizer, *, skips: bool) -> None:
@@ -130,7 +130,7 @@ class Masked:
         self._now = torch.zeros((), dtype=torch.int64, device=device)
         self._bad = torch.zeros((), dtype=torch.float32, device=device)
         self._first: dict[tuple[str, ...], Tensor] = {}
-        self._kept = _Kept([*_buffers(nets), *_changed_after_updates(nets)])
+        self._kept = _Snapshot([*_buffers(nets), *_changed_after_updates(nets)])
         _start_momenta(optimizer)
         optimizer.found_inf = self._bad  # type: ignore[attr-defined]  # what fused SGD reads: 1 means no update
 
@@ -161,7 +161,7 @@ class Masked:
         counted = {name: torch.where(bad, torch.zeros_like(value), value) for name, value in values.items()}
         return counted | {SKIPPED: self._bad * _one()}
 
-    def found(self, *, wait: bool) -> Found | None:
+    def found(self, *, wait: bool) -> NonfiniteStep | None:
         """The first bad step, once the device is asked."""
         if self._skips or not wait:
             return None
@@ -170,10 +170,10 @@ class Masked:
         if step == NEVER:
             return None
         at_fault = [name for names, steps in noted.items() for name, at in zip(names, steps, strict=True) if at == step]
-        return Found(step, tuple(at_fault))
+        return NonfiniteStep(step, tuple(at_fault))
 
 
-class _Kept:
+class _Snapshot:
     """Copies of tensors that can be put back under a flag on the device, in a few kernels however many they are."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -211,7 +211,7 @@ def _bad(values: Tensors, parameters: Iterable[nn.Parameter]) -> Tensor:
     parts = [*(value.detach() for value in _checked(values).values()), _extremes(gradients)]
     # 0 x is 0, and NaN where x is not finite: fewer kernels than isfinite has
     flags = torch.stack([part.mul(0).sum(dtype=torch.float32) for part in parts]).isnan().float()
-    if shares.current() is not None:
+    if batch_share.current() is not None:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
     return flags
 
@@ -225,7 +225,7 @@ def _extremes(gradients: Sequence[Tensor]) -> Tensor:
 
 def _one() -> float:
     """What adds up to one over the processes that share the batch."""
-    share = shares.current()
+    share = batch_share.current()
     return 1.0 if share is None else 1.0 / (share.processes * share.weight)
 
 

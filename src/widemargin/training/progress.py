@@ -6,8 +6,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from widemargin.screen import printable, say
-from widemargin.training.log import Line
+from widemargin.core.screen import printable, say
+from widemargin.training.run_folder import Line
 
 
 class TrainingDisplay:

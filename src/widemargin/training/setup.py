@@ -1,18 +1,30 @@
-"""From a configuration to the things training works on."""
+"""From a configuration to the things training works on.
+
+Several processes train one run: torchrun starts them, NCCL connects GPUs and gloo CPUs, the first of them writes.
+"""
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import torch
 
-from widemargin import randomness
-from widemargin.config import DataConfig, RunConfig
-from widemargin.data import AUGMENTATIONS, Augmentation, Batches, ImageSet, load, stratified_split
+from widemargin.config.run import DataConfig, RunConfig
+from widemargin.core import randomness
+from widemargin.data.batches import AUGMENTATIONS, Augmentation, Batches
+from widemargin.data.datasets import load
+from widemargin.data.image_set import ImageSet, stratified_split
+from widemargin.distributed.group import Processes, is_first_here
+from widemargin.distributed.sync_batch_norm import share_batch_norms
+from widemargin.engine.plan import Plan
 from widemargin.errors import InputError, WidemarginWarning
-from widemargin.models import build_model
-from widemargin.training.averaging import make_average
-from widemargin.training.state import TrainState, make_optimizer
+from widemargin.models.catalog import build_model
+from widemargin.training.state import (
+    TrainState,
+    make_average,
+    make_optimizer,
+)
 from widemargin.types import Nets
 
 
@@ -47,19 +59,6 @@ class Sizes(TypedDict):
 
     image_shape: tuple[int, int, int]
     num_classes: int
-
-
-def choose_device(name: str) -> torch.device:
-    """A GPU if there is one under "auto", else what was asked for."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).tolist()  # which a device without values, such as meta, cannot do
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"--device {name!r} cannot be used here: {reason}; use auto or cpu") from None
-    return device
 
 
 def load_splits(config: DataConfig, *, seed: int, data_dir: str | None, device: torch.device) -> Splits:
@@ -135,3 +134,29 @@ def _check_storable(nets: Nets) -> None:
                     f"{name}: {key} must be a tensor, which checkpoints can hold, got {type(value).__name__}; let "
                     "get_extra_state() return one, or keep it in a buffer"
                 )
+
+
+def by_turns(group: Processes, load: Callable[[], Splits]) -> Splits:
+    """The data, read by the first process of each machine before the others: it downloads what they then find."""
+    found: list[Splits] = []
+    for turn in (True, False) if group.count > 1 else (True,):
+        with group.agreeing():
+            if not found and (not turn or is_first_here()):
+                found.append(load())
+    return found[0]
+
+
+def share_networks(nets: Nets, group: Processes, *, sync_bn: bool | None) -> None:
+    """Synchronize batch norm between the processes, unless told not to."""
+    if group.count == 1:
+        if sync_bn is not None:
+            option = "--sync-bn" if sync_bn else "--no-sync-bn"
+            raise InputError(f"{option} has no effect in a process alone; remove it, or start several with torchrun")
+    elif sync_bn is not False:
+        for net in nets.all().values():
+            share_batch_norms(net)
+
+
+def plan_for(group: Processes, plan: Plan) -> Plan:
+    """Without CUDA graphs where several processes work together: their messages cannot be part of one."""
+    return replace(plan, graphs=False) if group.count > 1 else plan

@@ -1,13 +1,32 @@
-"""The only thing that changes during training: networks, optimizer, where we are, and what this epoch added up to."""
+"""The only thing that changes during training: networks, optimizer, where we are, and what this epoch added up to.
 
+Which epoch counts: the best on the validation split, where there is one; never chosen on the test set.
+
+Weight averaging (EMA): a second copy of the model that follows the first slowly.
+
+average <- d average + (1 - d) model after every update, with d = min(decay, (1 + n) / (10 + n)) so that the first steps
+are forgotten. Batch-norm statistics are averaged too, other buffers copied; a head with unit rows is put back on its
+sphere. Averaging alone is worth more than many published gains, so a comparison gives it to both arms or to none.
+
+Several processes train one run: torchrun starts them, NCCL connects GPUs and gloo CPUs, the first of them writes.
+
+What an epoch of training added up to.
+"""
+
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from widemargin.config import OptimizerConfig
+from widemargin.config.run import OptimizerConfig, RunConfig
+from widemargin.distributed.group import Processes
+from widemargin.distributed.sync_batch_norm import STATISTICS
+from widemargin.errors import InputError
 from widemargin.training.nonfinite import Guard
 from widemargin.types import Nets
 
@@ -137,3 +156,113 @@ def make_optimizer(nets: Nets, config: OptimizerConfig) -> torch.optim.SGD:
     """SGD on every parameter of every network."""
     parameters = [parameter for net in nets.all().values() for parameter in net.parameters()]
     return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+def better(best: Best | None, measured: Mapping[str, Any], epoch: int) -> Best | None:
+    """This epoch, if it is better than the best so far on the validation split; under attack, where one is watched."""
+    score = score_of(measured)
+    if score is None or (best is not None and score <= best.score):
+        return None
+    return Best(score=score, epoch=epoch)
+
+
+def score_of(measured: Mapping[str, Any]) -> float | None:
+    """What epochs are compared by; None where nothing was measured on a validation split."""
+    score: float | None = measured.get("validation_robust", measured.get("validation_clean"))
+    return score
+
+
+def patience_is_over(state: TrainState, config: RunConfig) -> bool:
+    """Whether early stopping ends the run: no better epoch for as many watched epochs as it has patience for."""
+    if config.stopping is None or state.best is None:
+        return False
+    return state.epoch - state.best.epoch >= config.stopping.patience * config.watch.every
+
+
+def describe_selection(config: RunConfig, which: str, *, averaged: bool) -> str:
+    """How these weights were chosen, in words for the checkpoint."""
+    average = f", weights averaged with decay {config.averaging.decay:g}" if averaged and config.averaging else ""
+    if which == "last":
+        return f"the last step trained{average}"
+    rule = "clean accuracy" if config.watch.attack is None else f"accuracy under {config.watch.attack!r}"
+    return f"highest {rule} on {config.data.held_out} held-out training images{average}"
+
+
+def make_average(model: nn.Module) -> nn.Module:
+    """A copy that is not trained, in evaluation mode."""
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def update_average(average: nn.Module, model: nn.Module, *, decay: float, updates: int) -> None:
+    """Move the average towards the model, after ``updates`` updates."""
+    rate = 1 - min(decay, (1 + updates) / (10 + updates))
+    ours, theirs = _followed(average), _followed(model)
+    torch._foreach_lerp_(list(ours.values()), [theirs[name] for name in ours], rate)
+    source = dict(model.named_buffers())
+    for name, buffer in average.named_buffers():
+        if not name.endswith(STATISTICS):
+            buffer.copy_(source[name])
+    for module in average.modules():
+        after_average = getattr(module, "after_average", None)
+        if callable(after_average):
+            after_average()
+
+
+def _followed(model: nn.Module) -> dict[str, Tensor]:
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name.endswith(STATISTICS)}
+    return dict(model.named_parameters()) | buffers
+
+
+def broadcast_state(state: TrainState, group: Processes) -> None:
+    """Every process takes the state of the first: weights, statistics, momenta, sums, and where in the run it is."""
+    if group.count == 1:
+        return
+    place = [(state.epoch, state.step)]
+    dist.broadcast_object_list(place, src=0)
+    device = next(state.nets.model.parameters()).device
+    weights = _from_first(dict(state.judged.state_dict()), device, group)
+    training = _from_first(state.tensors(), device, group)
+    if not group.first:
+        state.judged.load_state_dict(weights)
+        epoch, step = place[0]
+        state.restore(training, epoch=epoch, step=step)
+
+
+def _from_first(tensors: dict[str, Tensor], device: torch.device, group: Processes) -> dict[str, Tensor]:
+    layout = [[(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]]
+    dist.broadcast_object_list(layout, src=0)
+    received = {}
+    for name, shape, dtype in layout[0]:
+        mine = tensors[name].detach() if group.first else torch.empty(shape, dtype=dtype)
+        received[name] = mine.to(device).contiguous()
+        dist.broadcast(received[name], src=0)
+    return received
+
+
+def check_same_weights(state: TrainState, group: Processes) -> None:
+    """The weights of all processes must be equal, bit for bit: they made the same updates."""
+    if group.count == 1:
+        return
+    named = [(name, value) for net in state.nets.all().values() for name, value in net.state_dict().items()]
+    sums = torch.stack([_checksum(value) for _, value in named]).cpu()
+    low, high = sums.clone(), sums.clone()
+    dist.all_reduce(low, dist.ReduceOp.MIN)
+    dist.all_reduce(high, dist.ReduceOp.MAX)
+    differing = [name for (name, _), a, b in zip(named, low.tolist(), high.tolist(), strict=True) if a != b]
+    if differing:
+        raise InputError(
+            f"the processes' weights differ (first in {differing[0]}): an objective, head or model of your own does "
+            "not do the same in every process; see docs/clusters.md"
+        )
+
+
+def _checksum(value: Tensor) -> Tensor:
+    """The sum of the bits as whole numbers, which no order of adding changes."""
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.itemsize]
+    return value.detach().contiguous().view(whole).sum(dtype=torch.int64)
+
+
+def mean_loss(state: TrainState) -> float:
+    """The mean loss of the epoch so far; no number while every step was skipped."""
+    return float(state.sums["total"] / state.sums["samples"])

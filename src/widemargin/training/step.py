@@ -11,12 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from widemargin import randomness, shares
-from widemargin.data import Batch
+from widemargin.core import batch_share, randomness
+from widemargin.data.batches import Batch
+from widemargin.distributed.sync_batch_norm import average_own_statistics, reduce_gradients
 from widemargin.heads import after_update
-from widemargin.regularizers import Penalty
+from widemargin.regularizers.penalty import Penalty
 from widemargin.training.nonfinite import Guard
-from widemargin.training.reduction import average_own_statistics, reduce_gradients
 from widemargin.training.state import TrainState
 from widemargin.types import Nets, Objective
 
@@ -42,7 +42,7 @@ class Circumstances(Protocol):
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepContext:
     """Where in the run a step is: what its random numbers and schedules depend on."""
 
     seed: int
@@ -82,7 +82,7 @@ def train_step(
     objective: Objective,
     penalties: tuple[Penalty, ...],
     batch: Batch,
-    moment: Moment,
+    moment: StepContext,
     *,
     nets: Nets | None = None,
 ) -> dict[str, Tensor]:
@@ -111,10 +111,10 @@ def take_step(
     average_own_statistics(nets)
     for penalty in penalties:
         amount = penalty(nets.model, x, outcome.x_adv, y, generator=now.generator(penalty.name))
-        total = total + now.factor(penalty, shares.batch_size(len(x))) * amount
+        total = total + now.factor(penalty, batch_share.batch_size(len(x))) * amount
         values |= {penalty.name: amount, f"{penalty.name}_samples": torch.ones_like(amount)}
     optimizer.zero_grad(set_to_none=True)
-    shares.part_of_mean(total).backward()
+    batch_share.part_of_mean(total).backward()
     reduce_gradients(nets)
     values |= {"total": total, "samples": torch.ones_like(total)}
     if guard is None or guard.passes(values):

@@ -7,16 +7,16 @@ from itertools import chain, count
 import torch
 from torch import Tensor, nn
 
-from widemargin import randomness
-from widemargin.config import RunConfig, WatchConfig
-from widemargin.data import ImageSet, as_floats, in_order
-from widemargin.evaluation.accuracy import ALONE, percent, verdicts
-from widemargin.evaluation.margins import MeasuredMargins, measure_margins
-from widemargin.evaluation.processes import Processes
-from widemargin.evaluation.target import AVERAGED as AVERAGED
-from widemargin.models import CNNConfig, MLPConfig
-from widemargin.modes import copied_buffers, with_buffers
-from widemargin.precision import full_float32
+from widemargin.config.checkpoint import AVERAGED as AVERAGED
+from widemargin.config.run import RunConfig, WatchConfig
+from widemargin.core import randomness
+from widemargin.core.modes import copied_buffers, with_buffers
+from widemargin.core.precision import full_float32
+from widemargin.data.batches import in_order
+from widemargin.data.image_set import ImageSet, as_floats
+from widemargin.distributed.group import ALONE, Processes
+from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins, percent, verdicts
+from widemargin.models.catalog import CNNConfig, MLPConfig
 from widemargin.training.setup import Splits, make_augmentation
 from widemargin.types import Nets
 

@@ -1,0 +1,406 @@
+"""Curves over epochs, a mean over seeds, one of them with a band; panels on a grid.
+
+The effective margin against the distance of the nearest adversarial image found: does it mean what it says?
+
+Accuracy against the size of the attack, a mean over seeds: what a single eps does not tell.
+
+Margin histograms of the test images, from the counts that were kept.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
+
+from paper.collect import CollectedJob, Counts, Pairs, over_seeds, watched_attack
+from paper.plans import (
+    ACCURACY,
+    CurvePlan,
+    GroupPlan,
+    Line,
+    Panel,
+    Stroke,
+    best_clean,
+    how_well,
+    is_collapsed,
+    legend_below,
+    limits,
+    most_seeds,
+    remarks,
+    stroke,
+)
+from paper.rows import BLUE, decay_title, kind_of, method_title, place
+from paper.tables import Jobs
+from widemargin.core.fields import Fields
+from widemargin.evaluation.report import Radius
+from widemargin.report.compare import norm_title
+from widemargin.report.findings import CONFIG
+from widemargin.report.pictures import styled
+
+WIDTH, HEIGHT = 4.5, 3.6
+"""Inches of a panel with its legend."""
+THIN, WIDER = 1.8, 0.3
+"""The width of the last line of a panel, and how much wider each one before it is."""
+FARTHEST = 60.0
+"""No two images of these data sets are farther apart (L2): a larger margin is that of a network that says one thing."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a panel, without margins that mean nothing."""
+
+    line: Line
+    found: Sequence[CollectedJob]
+    epochs: Sequence[float]
+    values: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    """The edges of its band; none where it has no band."""
+
+
+class Place(NamedTuple):
+    """Where on the grid a panel is."""
+
+    row: int
+    column: int
+    cells: int = 1
+
+
+def curve_figure(plan: CurvePlan, jobs: Jobs) -> Figure | None:
+    """The picture of the panels that have anything to show; None where none has."""
+    drawn = [(panel, curves) for panel in plan.panels if (curves := _curves(panel, jobs))]
+    if not drawn:
+        return None
+    most = most_seeds(curve.found for _, curves in drawn for curve in curves)
+    places = _places(len(drawn), plan.columns)
+    rows = 1 + places[-1].row
+    with styled():
+        layout = ConstrainedLayoutEngine(wspace=0.05, h_pad=0.1)
+        figure = Figure(figsize=(WIDTH * plan.columns, HEIGHT * rows), layout=layout)
+        grid = figure.add_gridspec(rows, plan.columns)
+        for cell, (panel, curves) in zip(places, drawn, strict=True):
+            axes = figure.add_subplot(grid[cell.row, cell.column : cell.column + cell.cells])
+            _draw(axes, panel, curves, most, WIDTH * cell.cells)
+            row = [on for at, on in zip(places, drawn, strict=True) if at.row == cell.row and plan.same_scale]
+            _scale(axes, panel, curves, [curve for other, found in row if not other.zoom for curve in found])
+    return figure
+
+
+def _places(panels: int, columns: int) -> list[Place]:
+    """Rows from left to right; the first panel takes the cells that are left over."""
+    left = -panels % columns
+    rest = [divmod(cell, columns) for cell in range(1 + left, panels + left)]
+    return [Place(0, 0, 1 + left), *(Place(row, column) for row, column in rest)]
+
+
+def _curves(panel: Panel, jobs: Jobs) -> list[Curve]:
+    found = [(line, [job for job in jobs.get(line.recipe, ()) if job.run.curve(panel.key)]) for line in panel.lines]
+    return [_curve(panel, line, members) for line, members in found if members]
+
+
+def _curve(panel: Panel, line: Line, found: Sequence[CollectedJob]) -> Curve:
+    curve = zip(*over_seeds(found, panel.key), strict=True)
+    points = {epoch: value for epoch, value in curve if panel.unit == ACCURACY or value <= FARTHEST}
+    banded = panel.spread and line == panel.lines[-1]
+    spreads = dict(zip(*over_seeds(found, panel.spread), strict=True)) if banded else {}
+    whole = bool(spreads) and points.keys() <= spreads.keys()
+    low, high = ([v + sign * spreads[e] for e, v in points.items()] if whole else [] for sign in (-1, 1))
+    return Curve(line, found, list(points), list(points.values()), low, high)
+
+
+def _draw(axes: Axes, panel: Panel, curves: Sequence[Curve], most: int, width: float) -> None:
+    axes.set_title(panel.title.format(attack=watched_attack(curves[0].found[0])))
+    best = best_clean(curve.found for curve in curves)
+    for number, curve in enumerate(curves):
+        look = stroke(curve.found, best=best, most=most)
+        axes.plot(
+            curve.epochs,
+            curve.values,
+            color=curve.line.color,
+            linestyle=look.style,
+            alpha=look.alpha,
+            linewidth=THIN + WIDER * (len(curves) - 1 - number),  # lines on each other: each shows beside the next
+            marker="o" if len(curve.epochs) == 1 else None,  # a line needs two points to be seen
+            label=_label(curve, panel, best),
+        )
+        if curve.low:
+            axes.fill_between(curve.epochs, curve.low, curve.high, color=curve.line.color, alpha=0.13, linewidth=0)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(panel.unit)
+    axes.grid(axis="y", color="#e9e9e9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    legend_below(axes, width=width)
+
+
+def _scale(axes: Axes, panel: Panel, curves: Sequence[Curve], beside: Sequence[Curve]) -> None:
+    """As the panels beside it, unless it is a close-up; accuracies of networks that collapsed are below the axis."""
+    axes.set_xlim(left=0)
+    accuracy = panel.unit == ACCURACY
+    best = best_clean(curve.found for curve in curves)
+    seen = [c for c in curves if not accuracy or not is_collapsed(c.found, best)] + ([] if panel.zoom else [*beside])
+    values = [value for curve in seen for some in (curve.values, curve.low, curve.high) for value in some]
+    if values:
+        axes.set_ylim(*limits(values, near_zero_only=accuracy, zoom=panel.zoom))
+
+
+def _label(curve: Curve, panel: Panel, best: float) -> str:
+    """With the last value; a network without a boundary has no margins to draw."""
+    seeds = f" ({len(curve.found)} seeds)" if len(curve.found) > 1 else ""
+    last = f"{curve.values[-1]:.{1 if panel.unit == ACCURACY else 2}f}" if curve.values else "no boundary"
+    if panel.unit != ACCURACY:
+        remark = how_well(curve.found, best)
+    else:
+        remark = "collapsed, below the axis" if is_collapsed(curve.found, best) else ""
+    return f"{curve.line.label}{seeds}: {last}{remarks(remark)}"
+
+
+SIDE, MORE = 2.5, 0.45
+"""Inches of a panel, and how much higher than wide it is, for its title of two lines."""
+COLUMNS, TICKS = 4, 5
+"""The most panels in a row, and about how many ticks on an axis."""
+
+
+def distance_figure(prefix: str, jobs: Jobs) -> Figure | None:
+    """A cloud for each recipe that has distances, of its first seed, all to one scale; None without any.
+
+    Each kind of training begins a row, baselines first; a shorter row is in the middle.
+    """
+    first = [_first(jobs, recipe) for recipe in jobs if recipe.startswith(f"{prefix}/")]
+    shown = sorted((job for job in first if job is not None), key=place)
+    if not shown:
+        return None
+    rows = [row for _, kind in groupby(shown, key=lambda job: kind_of(job.recipe)) for row in _even_rows(list(kind))]
+    top = 1.05 * max(_nearly_all([value for pair in _pairs(job).pairs for value in pair]) for job in shown)
+    best = best_clean([job] for job in shown)
+    columns = max(len(row) for row in rows)
+    with styled():
+        figure = Figure(figsize=(SIDE * columns, (SIDE + MORE) * len(rows)), layout=ConstrainedLayoutEngine(h_pad=0.1))
+        grid = figure.add_gridspec(len(rows), 2 * columns)
+        for down, row in enumerate(rows):
+            for across, job in enumerate(row):
+                left = columns - len(row) + 2 * across
+                axes = figure.add_subplot(grid[down, left : left + 2])
+                _distance_picture_draw(axes, job, top, named=across == 0, collapsed=is_collapsed([job], best))
+    return figure
+
+
+def _even_rows(jobs: list[CollectedJob]) -> list[list[CollectedJob]]:
+    """As few rows as there can be, of about the same length."""
+    rows = -(-len(jobs) // COLUMNS)
+    length = -(-len(jobs) // rows)
+    return [jobs[start : start + length] for start in range(0, len(jobs), length)]
+
+
+def _first(jobs: Jobs, recipe: str) -> CollectedJob | None:
+    return next((job for job in jobs[recipe] if job.distance is not None), None)
+
+
+def _pairs(job: CollectedJob) -> Pairs:
+    assert job.distance is not None  # those without were left out
+    return job.distance
+
+
+def _distance_picture_draw(axes: Axes, job: CollectedJob, top: float, *, named: bool, collapsed: bool) -> None:
+    """``named`` has the name of the vertical axis, which is every panel's."""
+    pairs = _pairs(job)
+    margins, distances = zip(*pairs.pairs, strict=True)
+    axes.plot([0, top], [0, top], color="black", linestyle="--", linewidth=0.9, zorder=1)
+    axes.scatter(margins, distances, s=7, color=BLUE, alpha=0.35, linewidths=0, zorder=2)
+    ticks = [tick for tick in MaxNLocator(TICKS, steps=[1, 2, 5, 10]).tick_values(0, top) if tick <= top]
+    axes.set(xticks=ticks, yticks=ticks, xlim=(0, top), ylim=(0, top), aspect="equal")
+    axes.set_xlabel(f"effective margin ({norm_title(pairs.norm)})")
+    if named:
+        axes.set_ylabel(f"distance found ({norm_title(pairs.norm)})")
+    axes.set_title(f"{method_title(job.recipe)}\n{decay_title(job)}", fontsize=9)
+    said = [f"{len(margins):,} images, seed {job.seed}" + (", collapsed" if collapsed else "")]
+    outside = sum(max(pair) > top for pair in pairs.pairs)
+    said += [f"{outside} beyond the axes"] if outside else []
+    said += [] if pairs.correlation is None else [f"rank correlation {pairs.correlation:.3f}"]
+    axes.text(0.03, 0.97, "\n".join(said), transform=axes.transAxes, va="top", fontsize=8)
+
+
+def _nearly_all(values: list[float]) -> float:
+    """Where 99.5 % of the values are below: one far point does not shrink the others."""
+    ordered = sorted(values)
+    return max(ordered[min(len(ordered) - 1, int(0.995 * len(ordered)))], 1e-6)
+
+
+LEVELS = 255
+"""Where every eps is written as so many of 255, the axis counts them."""
+
+EpsPictureCurve = list[tuple[Radius, float]]
+
+
+def eps_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
+    """A panel for each kind of training, all to one scale; None where no line was judged at several eps."""
+    panels = [panel for panel in plan.panels if any(_judged(line, jobs) for line in panel.lines)]
+    if not panels:
+        return None
+    most = most_seeds(_judged(line, jobs) for panel in panels for line in panel.lines)
+    with styled():
+        figure = Figure(figsize=(WIDTH * len(panels), HEIGHT + 0.3), layout="constrained")
+        grid = figure.subplots(1, len(panels), squeeze=False)
+        for axes, panel in zip(grid.flat, panels, strict=True):
+            _eps_picture_draw(axes, panel, jobs, most)
+    return figure
+
+
+def _judged(line: Line, jobs: Jobs) -> list[CollectedJob]:
+    return [job for job in jobs.get(line.recipe, ()) if job.over_eps is not None]
+
+
+def _eps_picture_draw(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
+    axes.set_title(panel.title)
+    shown = [(line, found) for line in panel.lines if (found := _judged(line, jobs))]
+    curves = [(line, found, mean_curve(found)) for line, found in shown]
+    unit = _unit([radius for _, _, curve in curves for radius, _ in curve])
+    mark, words = _mark(shown[0][1][0])
+    best = best_clean(found for _, found in shown)
+    for line, found, curve in curves:
+        look = stroke(found, best=best, most=most)
+        _draw_curve(axes, curve, unit, line.color, look, _eps_picture_label(line, found, curve, mark))
+    axes.axvline(mark * unit, color="black", linewidth=0.8, linestyle="--", zorder=1, label=f"{words} {mark:g}")
+    axes.set(xlim=(0, None), ylim=(0, 100), ylabel=ACCURACY)
+    axes.set_xlabel("eps (L∞)" if unit == 1 else f"eps (L∞), in 1/{LEVELS}")
+    axes.grid(axis="y", color="#e9e9e9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    legend_below(axes, width=WIDTH)
+
+
+def _draw_curve(axes: Axes, curve: EpsPictureCurve, unit: int, color: str, look: Stroke, label: str) -> None:
+    """A point for each eps; the points on the axes are drawn whole."""
+    sizes, values = [radius.value * unit for radius, _ in curve], [value for _, value in curve]
+    (drawn,) = axes.plot(sizes, values, color=color, linewidth=1.6, marker="o", markersize=3.5, label=label)
+    drawn.set(linestyle=look.style, alpha=look.alpha, clip_on=False)
+
+
+def mean_curve(jobs: Sequence[CollectedJob]) -> EpsPictureCurve:
+    """The mean at each eps that every seed has, without attack first."""
+    found = [
+        {Radius("0", 0.0): job.over_eps.clean} | dict(job.over_eps.points) for job in jobs if job.over_eps is not None
+    ]
+    common = set.intersection(*(set(curve) for curve in found))
+    sizes = sorted(common, key=lambda radius: radius.value)
+    return [(radius, fmean(curve[radius] for curve in found)) for radius in sizes]
+
+
+def _unit(radii: Sequence[Radius]) -> int:
+    """What an eps is multiplied with on the axis."""
+    return LEVELS if all(radius.written.endswith(f"/{LEVELS}") for radius in radii if radius.value > 0) else 1
+
+
+def _mark(job: CollectedJob) -> tuple[float, str]:
+    """The eps of training and its name; the table's eps where training does not attack."""
+    config = Fields(job.run.folder / CONFIG, job.run.config)
+    trained = config.table("objective").table("attack").number("eps")
+    if trained is not None:
+        return trained, "eps of training"
+    return config.table("evaluation").number("eps") or 0.0, "eps of the table"
+
+
+def _eps_picture_label(line: Line, found: Sequence[CollectedJob], curve: EpsPictureCurve, mark: float) -> str:
+    """With the accuracy at the eps nearest to the mark."""
+    seeds = f" ({len(found)} seeds)" if len(found) > 1 else ""
+    _, value = min(curve, key=lambda point: abs(point[0].value - mark))
+    return f"{line.label}{seeds}: {value:.1f}"
+
+
+BARS = 60
+TAIL = 0.001
+"""This share of the images on either side is drawn in the outermost bars."""
+
+Bins = dict[int, int]
+
+
+def histogram_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
+    """A panel for each kind of training; None where there are no counts."""
+    panels = [panel for panel in plan.histograms if any(_counted(line, jobs) for line in panel.lines)]
+    if not panels:
+        return None
+    most = most_seeds(_counted(line, jobs) for panel in panels for line in panel.lines)
+    with styled():
+        figure = Figure(figsize=(WIDTH * len(panels), HEIGHT), layout="constrained")
+        grid = figure.subplots(1, len(panels), squeeze=False)
+        for axes, panel in zip(grid.flat, panels, strict=True):
+            _histogram_picture_draw(axes, panel, jobs, most)
+    return figure
+
+
+def _counted(line: Line, jobs: Jobs) -> list[CollectedJob]:
+    return [job for job in jobs.get(line.recipe, ()) if job.margins is not None and sum(job.margins.counts) > 0]
+
+
+def _histogram_picture_draw(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
+    axes.set_title(f"{panel.title}, test images")
+    members = [(line, found) for line in panel.lines if (found := _counted(line, jobs))]
+    counts = [[job.margins for job in found if job.margins is not None] for _, found in members]
+    norm, width = counts[0][0].norm, counts[0][0].width
+    shown = [(*member, kept) for member, kept in zip(members, counts, strict=True) if kept[0].norm == norm]
+    best = best_clean(found for _, found, _ in shown)
+    low, high = _range([_together(kept) for _, _, kept in shown])
+    merged = max(1, -(-(high - low) // BARS))
+    for line, found, kept in shown:
+        bins, without = _together(kept), sum(member.without for member in kept)
+        edges, shares = _bars(bins, low, high, merged, without)
+        mean = f"mean {_mean(bins) * width:.{2 if width > 0.01 else 4}f}"
+        label = f"{line.label}: {mean}{remarks(how_well(found, best), _left_out(bins, without))}"
+        look, at = stroke(found, best=best, most=most), [edge * width for edge in edges]
+        outline = axes.stairs(shares, at, color=line.color, linewidth=1.4, alpha=look.alpha, label=label)
+        outline.set_linestyle(look.style)
+        if line == panel.lines[-1]:  # more fillings than one would mix
+            axes.stairs(shares, at, color=line.color, alpha=0.13, fill=True)
+    axes.axvline(0.0, color="black", linewidth=0.8)
+    axes.set_xlabel(f"effective margin ({norm_title(norm)}); left of 0: misclassified")
+    axes.set_ylabel("share of images, %")
+    legend_below(axes, width=WIDTH)
+
+
+def _together(found: Sequence[Counts]) -> Bins:
+    """The counts of all seeds."""
+    bins: Counter[int] = Counter()
+    for counts in found:
+        bins.update({counts.first + place: count for place, count in enumerate(counts.counts)})
+    return dict(bins)
+
+
+def _range(members: Sequence[Bins]) -> tuple[int, int]:
+    """Where nearly all images of each line are, zero included."""
+    lows, highs = zip(*(_inner(bins) for bins in members), strict=True)
+    return min(*lows, 0), max(*highs, 1)
+
+
+def _inner(bins: Bins) -> tuple[int, int]:
+    total, seen, inside = sum(bins.values()), 0, []
+    for edge in sorted(bins):
+        if seen + bins[edge] > TAIL * total and seen < (1 - TAIL) * total:
+            inside.append(edge)
+        seen += bins[edge]
+    return min(inside), max(inside) + 1
+
+
+def _bars(bins: Bins, low: int, high: int, merged: int, without: int) -> tuple[list[int], list[float]]:
+    """(edges, shares of all images in percent): ``merged`` bins to a bar, an edge at zero."""
+    first, last = low // merged, -(-high // merged)
+    total = sum(bins.values()) + without
+    bars = [0.0] * (last - first)
+    for edge, count in bins.items():
+        bars[min(max(edge // merged - first, 0), len(bars) - 1)] += 100 * count / total
+    return [merged * number for number in range(first, last + 1)], bars
+
+
+def _left_out(bins: Bins, without: int) -> str:
+    """What a reader of the mean must know, where it is more than a percent."""
+    share = 100 * without / (sum(bins.values()) + without)
+    return f"{share:.0f}% without a boundary" if share > 1 else ""
+
+
+def _mean(bins: Bins) -> float:
+    """In bins, each image at the middle of its own."""
+    return sum((place + 0.5) * count for place, count in bins.items()) / sum(bins.values())

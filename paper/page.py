@@ -1,0 +1,220 @@
+"""The page's figures, by kind; how a kind is read is said once.
+
+``README.md`` of the tree: every table beside the paper's numbers. The same tree makes the same bytes.
+
+The page and the figures, made again from the tree alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from paper import collect
+from paper.collect import CollectedJob, by_seed, circumstances, kinds, read_tree
+from paper.figures import curve_figure, distance_figure, eps_figure, histogram_figure
+from paper.plans import ALL, CURVES, DISTANCES, GROUPS, HISTOGRAMS, OVER_EPS, Section
+from paper.rows import PaperRow, PaperTable
+from paper.tables import (
+    ABOVE,
+    BELOW,
+    FAR_ACCURACY,
+    FAR_MARGIN,
+    NONE,
+    TITLE,
+    Jobs,
+    autoattack_text,
+    cells_of,
+    columns_of,
+    distance_text,
+    is_far,
+    table_text,
+)
+from widemargin.core.files import make_folder, write_text_atomic
+from widemargin.core.records import read_text
+from widemargin.report.compare import differences
+from widemargin.report.pictures import save_picture
+from widemargin.report.tables import plain_text
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture that was drawn; ``note`` is what concerns it alone."""
+
+    section: Section
+    file: str
+    title: str
+    note: str = ""
+
+
+def figures_text(pictures: Sequence[Shown]) -> str:
+    """The last part of the page; pictures of a kind come after each other."""
+    parts = ["## Figures\n", f"{ALL}\n"]
+    for section, members in groupby(pictures, key=lambda picture: picture.section):
+        parts += [f"### {section.title}\n", f"{section.said}\n"]
+        for picture in members:
+            parts += [f"#### {picture.title}\n", *([f"{picture.note}\n"] if picture.note else [])]
+            parts.append(f"![{picture.title}]({collect.FIGURES}/{picture.file})\n")
+    return "\n".join(parts)
+
+
+HEAD = f"""# Results
+
+Our numbers beside the paper's. This page and its figures are made from the files in this folder alone by
+`widemargin results --into` it; do not edit it. How the numbers are made: `docs/results.md`.
+
+In a cell: ours / the paper's (ours minus the paper's). Ours is the mean over the seeds, ± their standard deviation
+where there are two or more; "{NONE}" is what was not run. Accuracy in percent; margins in L2, pixels in [0, 1], means
+over correctly classified images that have a boundary. {ABOVE} and {BELOW} mark what is more than {FAR_ACCURACY:g}
+points of accuracy, or {FAR_MARGIN:g} of margin, above or below the paper.
+"""
+
+LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some rows (`docs/results.md`)."
+
+
+def page(tables: Sequence[PaperTable], jobs: Jobs, notes: Path, pictures: Sequence[Shown]) -> str:
+    """The page; its pictures have been drawn."""
+    parts = [HEAD, _overview(tables, jobs)]
+    begun = [table for table in tables if _is_begun(table, jobs) or _note_file(table, notes).is_file()]
+    parts += [_section(table, jobs, notes) for table in begun]
+    if len(begun) < len(tables):
+        parts.append(_not_begun([table for table in tables if table not in begun]))
+    if pictures:
+        parts.append(figures_text(pictures))
+    return "\n".join(parts)
+
+
+def _overview(tables: Sequence[PaperTable], jobs: Jobs) -> str:
+    lines = ["| table | rows run | jobs | numbers compared | far from the paper |", "|:--|--:|--:|--:|--:|"]
+    for table in tables:
+        run = [row for row in table.rows if row.recipe in jobs]
+        cells = [
+            (c, cell) for row in run for c, cell in cells_of(table, row, jobs).items() if cell.difference is not None
+        ]
+        far = sum(is_far(column, cell) for column, cell in cells)
+        count = sum(len(jobs[row.recipe]) for row in run)
+        title = plain_text(table.title)
+        lines.append(f"| {title} | {len(run)} of {len(table.rows)} | {count} | {len(cells)} | {far} |")
+    return "\n".join(lines) + "\n\nA job that two tables share is counted in both.\n"
+
+
+def _section(table: PaperTable, jobs: Jobs, notes: Path) -> str:
+    run = [row for row in table.rows if row.recipe in jobs]
+    parts = [f"## {table.title}\n", _note(_note_file(table, notes))]
+    if not run:
+        return "\n".join([*parts, f"Not run yet: all {len(table.rows)} rows.\n"])
+    missing = [f"`{table.label(row)}`" for row in table.rows if row not in run]
+    parts.append(table_text(table, jobs))
+    if missing:
+        parts.append(f"Not run yet: {', '.join(missing)}.\n")
+    if "autoattack" not in table.columns and "autoattack" in columns_of(table, jobs):
+        parts.append(" ".join([LATER, *_precision_of_autoattack(run, jobs)]) + "\n")
+    parts.append(plain_text(circumstances([job for row in run for job in jobs[row.recipe]])) + "\n")
+    remarks = [f"- {plain_text(remark)}" for row in run for remark in _remarks(table, row, jobs[row.recipe])]
+    if remarks:
+        parts.append("\n".join(remarks) + "\n")
+    parts += [text for text in (autoattack_text(table, jobs), distance_text(table, jobs)) if text]
+    return "\n".join(parts)
+
+
+def _is_begun(table: PaperTable, jobs: Jobs) -> bool:
+    return any(row.recipe in jobs for row in table.rows)
+
+
+def _not_begun(tables: Sequence[PaperTable]) -> str:
+    lines = [f"- {plain_text(table.title)}: all {len(table.rows)} rows" for table in tables]
+    return "\n".join(["## Not run yet\n", *lines]) + "\n"
+
+
+def _note_file(table: PaperTable, notes: Path) -> Path:
+    return notes / f"{table.name}.md"
+
+
+def _precision_of_autoattack(rows: Sequence[PaperRow], jobs: Jobs) -> list[str]:
+    judged = [job.autoattack for row in rows for job in jobs[row.recipe] if job.autoattack.values]
+    found = kinds(report.text("precision", "unknown") for report in judged)
+    return [f"It judged in: {plain_text(found)}."] if found else []
+
+
+def _note(path: Path) -> str:
+    """The paragraph that a person wrote; its links begin in the folder of notes, the page is one above."""
+    text = read_text(path).strip().replace("](../", "](") if path.is_file() else ""
+    return f"{text or f'(Not written yet: `{collect.NOTES}/{path.name}`.)'}\n"
+
+
+def _remarks(table: PaperTable, row: PaperRow, jobs: Sequence[CollectedJob]) -> list[str]:
+    """What a reader must know before comparing a row."""
+    name = table.label(row)
+    told = [f"{name}: {note}" for job in jobs for note in differences(job.run.config, row.reference)]
+    told += [f"{name}, {text}" for text in by_seed(_left_out(jobs))]
+    told += [f"{name}, {text}" for text in by_seed([(job.seed, alarm) for job in jobs for alarm in _alarms(job)])]
+    return list(dict.fromkeys(told))
+
+
+def _left_out(jobs: Sequence[CollectedJob]) -> list[tuple[int, str]]:
+    """(seed, what to say), where more than a percent of the images is in no mean of margins."""
+    found = [(job.seed, *job.correct_without_margin) for job in jobs]
+    return [
+        (
+            seed,
+            f"{without:,} of {correct:,} correctly classified test images have no boundary, because the network's "
+            "output does not change around them; the mean margin is without them",
+        )
+        for seed, without, correct in found
+        if 100 * without > correct
+    ]
+
+
+def _alarms(job: CollectedJob) -> list[str]:
+    """Each alarm once: what the judgment of the table says, a later one does not say again."""
+    found: dict[tuple[str, str], str] = {}
+    judged = (("", job.evaluation), ("", job.autoattack), (f" ({TITLE})", job.autoattack_8_255))
+    for where, report in judged:
+        for alarm in report.tables("alarms"):
+            name, message = alarm.text("name"), alarm.text("message")
+            found.setdefault((name, message), f"alarm {name}{where}: {message}")
+    return list(found.values())
+
+
+Picture = tuple[Shown, Figure | None]
+"""None where there is nothing to draw."""
+
+
+def generate(into: Path, tables: Sequence[PaperTable]) -> list[Path]:
+    """Write them; figures for which nothing is left are removed."""
+    jobs = by_recipe(read_tree(into))
+    folder = make_folder(into / collect.FIGURES)
+    shown, written = [], [into / collect.PAGE]
+    for picture, figure in _pictures(jobs):
+        if figure is None:
+            (folder / picture.file).unlink(missing_ok=True)
+            continue
+        save_picture(figure, folder / picture.file)
+        written.append(folder / picture.file)
+        shown.append(picture)
+    write_text_atomic(into / collect.PAGE, page(tables, jobs, into / collect.NOTES, shown))
+    return written
+
+
+def by_recipe(jobs: Sequence[CollectedJob]) -> Jobs:
+    """Recipe -> its jobs, by seed."""
+    found: dict[str, list[CollectedJob]] = {}
+    for job in jobs:
+        found.setdefault(job.recipe, []).append(job)
+    return found
+
+
+def _pictures(jobs: Jobs) -> Iterator[Picture]:
+    for plan in CURVES:
+        yield Shown(plan.section, plan.file, plan.title, plan.note), curve_figure(plan, jobs)
+    for group in GROUPS:
+        shown = Shown(HISTOGRAMS, f"histogram-{group.name}.png", f"Margins, {group.title}", group.histogram_note)
+        yield shown, histogram_figure(group, jobs)
+    for group in GROUPS:
+        shown = Shown(DISTANCES, f"distance-{group.name}.png", f"Margin against distance, {group.title}")
+        yield shown, distance_figure(group.name, jobs)
+    for group in GROUPS:
+        shown = Shown(OVER_EPS, f"eps-{group.name}.png", f"Accuracy against eps, {group.title}")
+        yield shown, eps_figure(group, jobs)

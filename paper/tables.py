@@ -1,0 +1,169 @@
+"""One table as Markdown: ours, the paper's, the difference, and a mark where they are far apart.
+
+AutoAttack at 8/255: a small table below the paper's, of the rows that were judged with it.
+
+Margins beside distances: a small table below the paper's, of the rows whose distances were measured.
+
+Does a larger margin go with a larger distance? Across the images of a row, and across the rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+import torch
+
+from paper.collect import CollectedJob, Pairs, kinds
+from paper.rows import PaperRow, PaperTable
+from widemargin.evaluation.distance import rank_correlation
+from widemargin.report.compare import Cell, column_title, compare, norm_title, signed
+from widemargin.report.tables import plain_text
+
+FAR_ACCURACY, FAR_MARGIN = 2.0, 0.15
+ABOVE, BELOW, NONE = "▲", "▼", "-"
+
+Jobs = Mapping[str, Sequence[CollectedJob]]
+
+
+def is_far(column: str, cell: Cell) -> bool:
+    """Whether ours is more than 2 points, or a margin 0.15, from the paper's."""
+    limit = FAR_MARGIN if column.startswith("margin_") else FAR_ACCURACY
+    return cell.difference is not None and round(abs(cell.difference), 6) > limit
+
+
+def columns_of(table: PaperTable, jobs: Jobs) -> list[str]:
+    """The table's columns, and AutoAttack's where a row was judged by it later."""
+    numbers = [job.numbers() for row in table.rows for job in jobs.get(row.recipe, ())]
+    later = ["autoattack"] if any("autoattack" in found["accuracy"] for found in numbers) else []
+    return list(dict.fromkeys([*table.columns, *later]))
+
+
+def cells_of(table: PaperTable, row: PaperRow, jobs: Jobs) -> dict[str, Cell]:
+    """A row's cells, over its seeds."""
+    return compare(columns_of(table, jobs), row.results, [job.numbers() for job in jobs.get(row.recipe, ())])
+
+
+def table_text(table: PaperTable, jobs: Jobs) -> str:
+    """The rows, in the paper's order; one that was not run has the paper's numbers alone."""
+    columns = columns_of(table, jobs)
+    lines = [line(["row", "seeds", *(column_title(column) for column in columns)])]
+    lines.append(line([":--", *["--:"] * (len(columns) + 1)]))
+    for row in table.rows:
+        cells = cells_of(table, row, jobs)
+        members = jobs.get(row.recipe, ())
+        shown = [cell_text(column, cells[column]) + _fewer(column, members) for column in columns]
+        lines.append(line([plain_text(table.label(row)), str(len(members) or NONE), *shown]))
+    return "\n".join(lines) + "\n"
+
+
+def _fewer(column: str, jobs: Sequence[CollectedJob]) -> str:
+    """How many seeds have AutoAttack, where some have it and others not yet."""
+    judged = sum("autoattack" in job.numbers()["accuracy"] for job in jobs)
+    if column != "autoattack" or judged in (0, len(jobs)):
+        return ""
+    return f" ({judged} seed{'s' * (judged > 1)})"
+
+
+def cell_text(column: str, cell: Cell) -> str:
+    """``97.52 ± 0.08 / 97.50 (+0.02)``: ours over the seeds, the paper's, the difference."""
+    spread = "" if cell.spread is None else f" ± {cell.spread:.2f}"
+    ours = NONE if cell.ours is None else f"{cell.ours:.2f}{spread}"
+    if cell.paper is None:
+        return ours
+    return f"{ours} / {cell.paper:.2f}{_difference(column, cell)}"
+
+
+def _difference(column: str, cell: Cell) -> str:
+    if cell.difference is None:
+        return ""
+    text = signed(cell.difference)
+    if not is_far(column, cell):
+        return f" ({text})"
+    return f" (**{text}** {ABOVE if cell.difference > 0 else BELOW})"
+
+
+def line(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+TITLE = "AutoAttack at 8/255 (first 1,000)"
+SAID = """Not in the paper, whose eps is 0.031. 8/255 is the eps of RobustBench, which takes all 10,000 test images; the
+columns here are of the first 1,000."""
+COLUMNS = ("clean", "autoattack")
+
+
+def autoattack_text(table: PaperTable, jobs: Jobs) -> str:
+    """The rows that have it, in the paper's order; empty where none has."""
+    rows = [(row, judged) for row in table.rows if (judged := _judged(jobs.get(row.recipe, ())))]
+    if not rows:
+        return ""
+    lines = [line(["row", "seeds", *map(column_title, COLUMNS)])]
+    lines.append(line([":--", *["--:"] * (len(COLUMNS) + 1)]))
+    lines += [line([plain_text(table.label(row)), str(len(judged)), *_cells(judged)]) for row, judged in rows]
+    precision = kinds(job.autoattack_8_255.text("precision", "unknown") for _, judged in rows for job in judged)
+    return "\n".join([f"### {TITLE}\n", f"{SAID} Judged in: {plain_text(precision)}.\n", *lines]) + "\n"
+
+
+def _judged(jobs: Sequence[CollectedJob]) -> list[CollectedJob]:
+    return [job for job in jobs if "autoattack" in job.autoattack_8_255.table("accuracy").values]
+
+
+def _cells(jobs: Sequence[CollectedJob]) -> list[str]:
+    cells = compare(COLUMNS, {}, [{"accuracy": job.autoattack_8_255.table("accuracy").numbers()} for job in jobs])
+    return [cell_text(column, cells[column]) for column in COLUMNS]
+
+
+DISTANCE_TITLE = "Margins and distances (first 1,000)"
+DISTANCE_SAID = """Of the correctly classified images among the first 1,000: the median effective margin, the median size of the
+smallest adversarial perturbation that FAB found, in the same norm; the rank correlation of the two across images."""
+HEADS = ("row", "seeds", "images", "median margin ({})", "median distance ({})", "rank correlation")
+
+
+def distance_text(table: PaperTable, jobs: Jobs) -> str:
+    """The rows that have distances, in the paper's order; empty where none has."""
+    members = [(row, found) for row in table.rows if (found := _measured(jobs.get(row.recipe, ())))]
+    if not members:
+        return ""
+    measured = [(table.label(row), found) for row, found in members]
+    norm = norm_title(measured[0][1][0].norm)
+    lines = [line([head.format(norm) for head in HEADS]), line([":--", *["--:"] * (len(HEADS) - 1)])]
+    lines += [line([plain_text(label), *_distance_text_cells(found)]) for label, found in measured]
+    precision = kinds(pairs.precision for _, found in measured for pairs in found)
+    return (
+        "\n".join(
+            [
+                f"### {DISTANCE_TITLE}\n",
+                f"{DISTANCE_SAID} Judged in: {plain_text(precision)}.\n",
+                *lines,
+                *_across(members),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _measured(jobs: Sequence[CollectedJob]) -> list[Pairs]:
+    return [job.distance for job in jobs if job.distance is not None]
+
+
+def _distance_text_cells(found: Sequence[Pairs]) -> list[str]:
+    known = [pairs.correlation for pairs in found if pairs.correlation is not None]
+    images = round(fmean(len(pairs.pairs) for pairs in found))
+    medians = [f"{_median(found, place):.3f}" for place in (0, 1)]
+    return [str(len(found)), str(images), *medians, f"{fmean(known):.3f}" if known else NONE]
+
+
+def _median(found: Sequence[Pairs], place: int) -> float:
+    """Of the margins (0) or the distances (1), over the seeds."""
+    return fmean(median(pair[place] for pair in pairs.pairs) for pairs in found)
+
+
+def _across(members: Sequence[tuple[PaperRow, Sequence[Pairs]]]) -> list[str]:
+    """Whether rows with larger margins have larger distances; of one network and data set alone."""
+    if len({row.recipe.split("/")[0] for row, _ in members}) > 1:
+        return []
+    margins, distances = (torch.tensor([_median(found, place) for _, found in members]) for place in (0, 1))
+    correlation = rank_correlation(margins, distances)
+    if correlation is None:
+        return []
+    return ["", f"Across these {len(members)} rows, the medians have the rank correlation {correlation:.2f}."]

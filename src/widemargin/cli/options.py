@@ -1,0 +1,152 @@
+"""Arguments that several verbs share, and how people write numbers and durations.
+
+The options of ``widemargin evaluate`` that no other verb has.
+
+--split: which images of a data set, for the commands that judge or measure.
+
+A note on the screen for each part of a schedule that a run never gets to.
+"""
+
+import importlib
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from widemargin.core.checks import choice
+from widemargin.core.schema import LiteralFloat
+from widemargin.core.screen import say
+from widemargin.errors import InputError
+
+if TYPE_CHECKING:
+    from widemargin.config.run import RunConfig
+
+TargetArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run folder (what train --out named) or a .safetensors file."),
+]
+DataDir = Annotated[
+    str | None,
+    typer.Option(help="Folder with the data files; default $WIDEMARGIN_DATA, else a cache folder.", show_default=False),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="auto (fast on a GPU), eager (the float32 reference) or fast.")
+]
+OnNonfinite = Annotated[
+    str, typer.Option(help="At a NaN or an infinity: stop, and keep that step; or skip it and go on.")
+]
+Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+IMPORTED: list[str] = []
+"""What this command was given with --import."""
+
+
+def import_own(name: str) -> None:
+    """Import a user's module, from the current folder too, so that what it adds to the registries is known."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise InputError(f"--import {name!r} is no module's name; give it as Python imports it, such as package.module")
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(f"--import {name!r}: {error}; give a module's name as Python imports it") from None
+    IMPORTED.append(name)
+
+
+def number(option: str, text: str | None) -> LiteralFloat | None:
+    """A number such as 0.031 or 8/255, as written."""
+    if text is None:
+        return None
+    try:
+        return LiteralFloat(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+
+
+def seconds(option: str, text: str | None) -> float:
+    """A duration such as 90s, 25m, 1.5h or 1h30m; without one, forever."""
+    if text is None:
+        return float("inf")
+    if not re.fullmatch(r"[0-9.]+|([0-9.]+[smhd])+", text.strip()):
+        raise InputError(f"{option}: {text!r} is not a duration; write 90s, 25m or 1h30m")
+    parts = re.findall(r"([0-9.]+)([smhd]?)", text)
+    try:
+        total = sum(float(value) * _UNITS[unit] for value, unit in parts)
+    except ValueError:
+        raise InputError(f"{option}: {text!r} is not a duration; write 90s, 25m or 1h30m") from None
+    if total <= 0:
+        raise InputError(f"{option}: {text!r} is no time at all; write 90s, 25m or 1h30m")
+    return total
+
+
+TargetName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A run folder, a checkpoint, public weights (.pt, .pth, .safetensors) or package.module:factory.",
+    ),
+]
+Attacks = Annotated[
+    str | None,
+    typer.Option(help="clean, fgsm, pgdN, autoattack; comma-separated. Default: the run's own.", show_default=False),
+]
+Eps = Annotated[
+    str | None, typer.Option(help="Radius, e.g. 0.1 or 8/255; several give a curve: 2/255,8/255.", show_default=False)
+]
+NormName = Annotated[
+    str | None, typer.Option(help="linf or l2. Default: the run's own, else linf.", show_default=False)
+]
+StepSize = Annotated[
+    str | None,
+    typer.Option(help="PGD's step; unless given the run's own at its own eps, else eps/4.", show_default=False),
+]
+Dataset = Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)]
+SplitName = Annotated[str, typer.Option("--split", help="test, or validation: what the run held out.")]
+Distance = Annotated[bool, typer.Option("--distance", help="Also the distance to the nearest adversarial image.")]
+Seed = Annotated[int, typer.Option(help="Seed of the attacks' random numbers.")]
+ShardSize = Annotated[int, typer.Option(help="Images finished and written down together.")]
+BatchSize = Annotated[int, typer.Option(help="Images attacked at once.")]
+Search = Annotated[
+    str,
+    typer.Option(help="How attacks search: float32, or tf32, faster on GPUs; what they find is checked in float32."),
+]
+HeadScale = Annotated[
+    float | None, typer.Option(help="Scale of a hypersphere head in public weights.", show_default=False)
+]
+NormalizeBy = Annotated[
+    str | None,
+    typer.Option(
+        "--normalize",
+        metavar="MEAN,STD",
+        help="What public weights were trained behind: numbers (all means, then all stds), cifar10, mnist or none.",
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the records; the same command goes on there.", show_default=False)
+]
+
+
+def check_split(split: str, dataset: str | None, among: tuple[str, ...]) -> None:
+    """One of those; what a run held out is of its own data alone."""
+    choice("", "--split", split, among)
+    if split == "validation" and dataset is not None:
+        raise InputError("--split validation is of the run's own data; leave out --dataset")
+
+
+def note_unreached(configs: Iterable["RunConfig"], console: Console) -> None:
+    """Each note once, however many runs deserve it."""
+    from widemargin.config.run import unreached  # here: it brings torch, for which help need not wait
+
+    for text in dict.fromkeys(text for config in configs for text in unreached(config)):
+        say(console, f"note: {text}", style="yellow")

@@ -1,0 +1,224 @@
+"""Numbers as people write them: an eps of "8/255" stays "8/255" on the page and is 0.0313... in the arithmetic.
+
+The field confuses 0.031, 0.0314 and 8/255, half a point of robust accuracy apart; a result that keeps the literal can
+be compared.
+
+Frozen dataclasses <-> plain tables (what TOML and JSON hold), with errors a person can act on.
+
+A field that may be one of several dataclasses (an attack, a schedule, a model) is a table with a ``kind``; the legal
+kinds come from the registries that hold those classes. A field left out takes its default; an unknown key is an error
+that names the nearest known one.
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
+
+from widemargin.errors import InputError
+
+
+class LiteralFloat(float):
+    """A float that remembers how it was written."""
+
+    text: str
+
+    def __new__(cls, value: "str | float") -> Self:
+        """Read "8/255", "0.031" or a number."""
+        number = super().__new__(cls, _read(value) if isinstance(value, str) else value)
+        number.text = value.text if isinstance(value, LiteralFloat) else str(value).strip()
+        return number
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        return type(self), (self.text,)
+
+
+def _read(text: str) -> float:
+    numerator, slash, denominator = text.partition("/")
+    try:
+        value = float(numerator) / float(denominator) if slash else float(numerator)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"{text!r} is not a number; write 0.031 or 8/255") from None
+    if not math.isfinite(value):
+        raise InputError(f"{text!r} is not a finite number; write 0.031 or 8/255")
+    return value
+
+
+Table = dict[str, Any]
+Kinds = Mapping[str, type]
+T = TypeVar("T")
+
+
+REGISTRY = "registry"
+
+
+def one_of(registry: Mapping[str, type], **default: Any) -> Any:
+    """A field that holds one of a registry's classes; classes added to the registry later are legal too."""
+    return dataclasses.field(metadata={REGISTRY: registry}, **default)
+
+
+def to_table(value: Any, kinds: Kinds) -> Any:
+    """A dataclass (or a part of one) as tables, lists and scalars; fields that are None are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        tags = {cls: kind for kind, cls in kinds.items()}
+        head = {"kind": tags[type(value)]} if type(value) in tags else {}
+        names = [f.name for f in dataclasses.fields(value) if f.init and getattr(value, f.name) is not None]
+        return head | {name: to_table(getattr(value, name), kinds) for name in names}
+    if isinstance(value, LiteralFloat):
+        return value.text if "/" in value.text else float(value)
+    if isinstance(value, tuple | list):
+        return [to_table(item, kinds) for item in value]
+    return value
+
+
+def from_table(cls: type[T], table: Any, kinds: Kinds, *, path: str = "") -> T:
+    """Build the dataclass from tables; ``path`` says where we are, for the errors."""
+    if not isinstance(table, Mapping):
+        raise InputError(f"{path or 'the configuration'} must be a table, got {table!r}")
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    for key in table:
+        if key not in fields and not (key == "kind" and cls in kinds.values()):
+            raise InputError(f"unknown key {_dotted(path, key)!r}{_nearest(key, fields)}")
+    values = {
+        key: _field_value(fields[key], hints[key], item, kinds, _dotted(path, key))
+        for key, item in table.items()
+        if key in fields
+    }
+    missing = [name for name, field in fields.items() if name not in values and _required(field)]
+    if missing:
+        what = _wanted(fields[missing[0]], hints[missing[0]], kinds)
+        raise InputError(f"{_dotted(path, missing[0])} is missing; add it: {what}")
+    return _construct(cls, values, path)
+
+
+def _construct(cls: type[T], values: Table, path: str) -> T:
+    try:
+        return cls(**values)
+    except InputError as error:
+        raise InputError(str(error) if str(error).startswith(path) else f"{path}: {error}") from None
+
+
+def _field_value(field: "dataclasses.Field[Any]", hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
+    registry = field.metadata.get(REGISTRY)
+    if registry is None:
+        return _value(hint, item, kinds, path)
+    own = "; one of your own needs --import MODULE"
+    return from_table(_chosen(list(registry.values()), item, registry, path, own), item, kinds, path=path)
+
+
+def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    classes = [option for option in options if dataclasses.is_dataclass(option)]
+    if item is None and type(None) in options:
+        return None
+    if classes:
+        return from_table(_chosen(classes, item, kinds, path), item, kinds, path=path)
+    for option in options:
+        accepted, value = _scalar(option, item, path)
+        if accepted:
+            return value
+    remedy = _quoted(path, item) if str in options else ""
+    raise InputError(f"{path} must be {' or '.join(_describe(o) for o in options)}, got {item!r}{remedy}")
+
+
+def _chosen(classes: list[Any], item: Any, kinds: Kinds, path: str, own: str = "") -> Any:
+    """The class that the table's kind names; ``own`` is how to add one, where the field takes those of a registry."""
+    tags = {kind: cls for kind, cls in kinds.items() if cls in classes}
+    if not tags:
+        return classes[0]
+    known = f"{path}.kind must be one of {', '.join(sorted(tags))}"
+    if not isinstance(item, Mapping):
+        raise InputError(f"{path} must be a table, got {item!r}; set its parts, first of all the kind: {known}")
+    kind = item.get("kind")
+    if not isinstance(kind, str) or kind not in tags:
+        told = "it is missing" if kind is None else f"got {kind!r}{own}"
+        raise InputError(f"{known}; {told}")
+    return tags[kind]
+
+
+def _scalar(hint: Any, item: Any, path: str) -> tuple[bool, Any]:
+    """Whether the item fits the hint, and the value it becomes."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        fits = [
+            legal for legal in get_args(hint) if legal == item and isinstance(legal, bool) == isinstance(item, bool)
+        ]
+        return bool(fits), fits[0] if fits else None
+    if origin is tuple:
+        return _sequence(get_args(hint)[0], item, path)
+    if hint is float and isinstance(item, int | float | str) and not isinstance(item, bool):
+        return _number(item, path)
+    if hint in (int, str, bool):
+        return type(item) is hint, item
+    return False, None
+
+
+def _number(item: int | float | str, path: str) -> tuple[bool, float | None]:
+    if not isinstance(item, str):
+        return True, float(item) if not isinstance(item, LiteralFloat) else item
+    try:
+        return True, LiteralFloat(item)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _quoted(path: str, item: Any) -> str:
+    """How to write text that TOML takes for a number, a truth or a date."""
+    if isinstance(item, list | tuple | Mapping):
+        return ""
+    text = str(item).lower() if isinstance(item, bool) else str(item)
+    return f"""; put it in quotes: --set '{path}="{text}"'"""
+
+
+def _sequence(hint: Any, item: Any, path: str) -> tuple[bool, Any]:
+    if not isinstance(item, list | tuple):
+        return False, None
+    pairs = [_scalar(hint, element, path) for element in item]
+    return all(accepted for accepted, _ in pairs), tuple(value for _, value in pairs)
+
+
+def _describe(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
+    if get_origin(hint) is tuple:
+        return f"a list, each element {_describe(get_args(hint)[0])}"
+    names = {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "left out"}
+    return names.get(hint, str(hint))
+
+
+def _wanted(field: "dataclasses.Field[Any]", hint: Any, kinds: Kinds) -> str:
+    """What a missing field takes; of a table an example, with dots for what must be filled in."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    registry: Kinds = field.metadata.get(REGISTRY, {})
+    classes: list[Any] = [*registry.values()] or [option for option in options if dataclasses.is_dataclass(option)]
+    if not classes:
+        return " or ".join(_describe(option) for option in options)
+    tags = {cls: kind for kind, cls in {**kinds, **registry}.items()}
+    inside = [f"kind = {tags[classes[0]]!r}"] if classes[0] in tags else []
+    inside += [f"{part.name} = ..." for part in dataclasses.fields(classes[0]) if part.init and _required(part)]
+    return f"a table such as {{{', '.join(inside)}}}"
+
+
+def _required(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _dotted(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _nearest(key: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(str(key), list(known), n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known here: {', '.join(known)}" if known else "; there is nothing to set here but the kind"

@@ -1,0 +1,204 @@
+"""The sweeps of a penalty as compiled functions.
+
+Each stage is traced once per shape into a flat graph of operators (the tape's Python is gone) and compiled. Between the
+stages travel the tensors of the tape: weights stand for themselves, masks and scales are kept, adjoints are kept only
+beside convolutions and products, where they exist in memory anyway; the others are computed again where they are used.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from widemargin.gradients.sweeps.layers import BatchNorm, Gradients, Slopes, Sum
+from widemargin.gradients.sweeps.tape import (
+    EagerStages,
+    Entry,
+    Tape,
+    Values,
+    adjoint_sweep,
+    reverse_sweep,
+    tangent_sweep,
+)
+
+Function = Callable[..., Any]
+CHEAP = (Slopes, BatchNorm, Sum)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A tensor of the tape: one of the network's own, or one that the recording made."""
+
+    own: bool
+    index: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a compiled recording gave: the tape with references for tensors, and the tensors it made."""
+
+    layout: Tape
+    made: list[Tensor]
+    key: Any
+
+
+class CompiledStages:
+    """The stages of a network, traced and compiled on first use for each shape."""
+
+    def __init__(self, network: nn.Module, trained: frozenset[str], compiler: str) -> None:
+        self._network, self._trained, self._compiler = network, trained, compiler
+        self._functions: dict[Any, tuple[Function, Any]] = {}
+
+    def record(self, x: Tensor, *, keep_activations: bool) -> tuple[Tensor, Recorded]:
+        """Run the network."""
+        names, own = self._own()
+        key = ("record", x.shape, x.dtype, x.stride(), keep_activations)
+
+        def trace(tensors: list[Tensor], images: Tensor) -> tuple[list[Tensor], Tape]:
+            recording = _Recording(self._network, self._trained, keep_activations)
+            logits, tape = torch.func.functional_call(recording, dict(zip(names, tensors, strict=True)), (images,))
+            layout, made = _with_references(tape, tensors)
+            return [logits, *made], layout
+
+        (logits, *made), layout = self._run(key, trace, own, x)
+        return logits, Recorded(layout, made, key)
+
+    def adjoints(self, tape: Recorded, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """From the logits to the images; only the adjoints beside heavy operators come out."""
+
+        def trace(tensors: list[Tensor], made: list[Tensor], vectors: Tensor) -> tuple[list[Tensor], None]:
+            whole = _with_tensors(tape.layout, tensors, made)
+            g, adjoints = adjoint_sweep(whole, vectors)
+            return [g, *(a for a, keep in zip(adjoints, _kept(whole), strict=True) if keep)], None
+
+        key = ("adjoints", tape.key, cotangents.shape)
+        (g, *kept), _ = self._run(key, trace, self._own()[1], tape.made, cotangents)
+        return g, kept
+
+    def tangents(self, tape: Recorded, adjoints: list[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
+        """From the images to the logits."""
+
+        def trace(
+            tensors: list[Tensor], made: list[Tensor], kept: list[Tensor], vectors: Tensor
+        ) -> tuple[list[Tensor], tuple[list[str], list[int]]]:
+            whole = _with_tensors(tape.layout, tensors, made)
+            pushed, gradients, bends = tangent_sweep(whole, _completed(whole, kept), vectors)
+            return [pushed, *gradients.values(), *bends.values()], (list(gradients), list(bends))
+
+        key = ("tangents", tape.key, v.shape)
+        (pushed, *found), (names, numbers) = self._run(key, trace, self._own()[1], tape.made, adjoints, v)
+        gradients = dict(zip(names, found[: len(names)], strict=True))
+        return pushed, gradients, dict(zip(numbers, found[len(names) :], strict=True))
+
+    def reverse(self, tape: Recorded, bends: Values) -> Gradients:
+        """Backwards from the bends."""
+        numbers = list(bends)
+
+        def trace(tensors: list[Tensor], made: list[Tensor], vectors: list[Tensor]) -> tuple[list[Tensor], list[str]]:
+            whole = _with_tensors(tape.layout, tensors, made)
+            gradients = reverse_sweep(whole, dict(zip(numbers, vectors, strict=True)))
+            return list(gradients.values()), list(gradients)
+
+        key = ("reverse", tape.key, tuple(numbers))
+        found, names = self._run(key, trace, self._own()[1], tape.made, list(bends.values()))
+        return dict(zip(names, found, strict=True))
+
+    def output(self, tape: Recorded) -> int:
+        """The number of the logits."""
+        return tape.layout.output
+
+    def reads(self, tape: Recorded) -> frozenset[str]:
+        """The names of the parameters that the tape reads."""
+        return tape.layout.reads
+
+    def _own(self) -> tuple[list[str], list[Tensor]]:
+        named = dict(self._network.named_parameters()) | dict(self._network.named_buffers())
+        wanted = {f"network.{name}": tensor.detach() for name, tensor in named.items()}
+        return list(wanted), list(wanted.values())
+
+    def _run(self, key: Any, trace: Callable[..., tuple[list[Tensor], Any]], *inputs: Any) -> tuple[list[Tensor], Any]:
+        if key not in self._functions:
+            extra: list[Any] = []
+
+            def flat(*arguments: Any) -> list[Tensor]:
+                tensors, more = trace(*arguments)
+                extra.append(more)
+                return tensors
+
+            graph = make_fx(flat)(*inputs)
+            graph.graph.eliminate_dead_code()  # questions about shapes, which break a graph; stages have no effects
+            graph.recompile()
+            self._functions[key] = torch.compile(graph, backend=self._compiler, dynamic=False), extra[-1]
+        function, more = self._functions[key]
+        with torch.no_grad():
+            return function(*inputs), more
+
+
+class _Recording(nn.Module):
+    """Recording as a module, so that its tensors can be swapped for the trace's."""
+
+    def __init__(self, network: nn.Module, trained: frozenset[str], keep_activations: bool) -> None:
+        super().__init__()
+        self.network, self.trained, self.keep_activations = network, trained, keep_activations
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tape]:
+        """(logits, tape)."""
+        return EagerStages(self.network, self.trained).record(x, keep_activations=self.keep_activations)
+
+
+def _kept(tape: Tape) -> list[bool]:
+    """Which adjoints, in the tape's order, exist in memory anyway: those beside a heavy operator."""
+    beside = {number for entry in tape.entries if not isinstance(entry.layer, CHEAP) for number in entry.inputs}
+    return [not isinstance(entry.layer, CHEAP) or entry.output in beside for entry in tape.entries]
+
+
+def _completed(tape: Tape, kept: Sequence[Tensor]) -> list[Tensor]:
+    """All adjoints, the cheap ones computed again."""
+    beside = [entry.output for entry, keep in zip(tape.entries, _kept(tape), strict=True) if keep]
+    given = dict(zip(beside, kept, strict=True))
+    at: Values = dict(given)
+    for entry in reversed(tape.entries):
+        if not isinstance(entry.layer, CHEAP):
+            continue
+        for number, vector in zip(entry.inputs, entry.layer.adjoint(at[entry.output]), strict=True):
+            if number not in given and vector is not None:
+                at[number] = at[number] + vector if number in at else vector
+    return [at[entry.output] for entry in tape.entries]
+
+
+def _with_references(tape: Tape, own: Sequence[Tensor]) -> tuple[Tape, list[Tensor]]:
+    """(the tape with every tensor replaced by a reference, the tensors that are not the network's own)."""
+    known = {id(tensor): Reference(True, i) for i, tensor in enumerate(own)}
+    made: list[Tensor] = []
+
+    def reference(tensor: Tensor) -> Reference:
+        if id(tensor) not in known:
+            known[id(tensor)] = Reference(False, len(made))
+            made.append(tensor)
+        return known[id(tensor)]
+
+    return _changed(tape, Tensor, reference), made
+
+
+def _with_tensors(tape: Tape, own: Sequence[Tensor], made: Sequence[Tensor]) -> Tape:
+    """The tape with every reference replaced by its tensor."""
+    return _changed(tape, Reference, lambda reference: (own if reference.own else made)[reference.index])
+
+
+def _changed(tape: Tape, kind: type, change: Callable[[Any], Any]) -> Tape:
+    entries = [Entry(entry.inputs, entry.output, _changed_layer(entry.layer, kind, change)) for entry in tape.entries]
+    return replace(tape, entries=entries)
+
+
+def _changed_layer(layer: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    found: dict[str, Any] = {}
+    for field in fields(layer):
+        value = getattr(layer, field.name)
+        if isinstance(value, kind):
+            found[field.name] = change(value)
+        elif isinstance(value, list):
+            found[field.name] = [change(item) if isinstance(item, kind) else item for item in value]
+    return replace(layer, **found)

@@ -1,0 +1,253 @@
+"""Batch norms of a twin as a scale and a shift per channel, made from the model's own tensors, all layers at once.
+
+A second view of a model for passes that train nothing: evaluation mode, no gradients, a smaller type if wanted.
+
+Everything is shared with the model except the weights of convolutions and linear layers, which are copies in the
+smaller type, and batch norms, which are a scale and a shift; both are refreshed once a step. So an attack casts no
+weights, computes no weight gradients and never switches the model between modes.
+
+A compiled function that gives way to the plain one, once and for all, if it does not compile.
+
+A model as the fast engine runs it: the same parameters, each kind of pass on its own fast path.
+
+Objectives, attacks and penalties see an ordinary module. A training-mode pass runs the model itself, compiled and under
+autocast. An evaluation-mode pass that needs no weight gradients runs the twin. A penalty takes its sweeps from
+``penalty_stages``. Any other pass runs the model as it is. What cannot be made fast runs as it is too, said once.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from widemargin.engine.plan import Plan
+from widemargin.errors import WidemarginWarning
+from widemargin.gradients.sweeps.layers import folded_batch_norm
+from widemargin.gradients.sweeps.tape import EagerStages, Stages
+
+_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class FoldedBatchNorm(nn.Module):
+    """Stands where a batch norm with running statistics stood, under its parameters' names."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    scale: Tensor
+    shift: Tensor
+    inverse_deviation: Tensor
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self._buffers[name] = norm._buffers[name]
+        for name in ("scale", "shift", "inverse_deviation"):
+            self.register_buffer(name, torch.empty_like(cast(Tensor, norm.running_var)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalized activations."""
+        return folded_batch_norm(
+            x, self.scale, self.shift, self.running_mean, self.inverse_deviation, self.weight, self.bias
+        )
+
+
+def fold_batch_norms(model: nn.Module) -> list[FoldedBatchNorm]:
+    """Replace every batch norm of a twin that is plain in evaluation mode and has running statistics; the new ones."""
+    found: list[FoldedBatchNorm] = []
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if _is_plain(type(child)) and cast(Any, child).running_var is not None:
+                found.append(FoldedBatchNorm(cast(_BatchNorm, child)))
+                setattr(parent, name, found[-1])
+    return found
+
+
+def _is_plain(kind: type[nn.Module]) -> bool:
+    """Torch's own, or a class that says so of itself: what is derived from it may do something else."""
+    return kind in _PLAIN or vars(kind).get("plain_in_evaluation") is True
+
+
+@torch.no_grad()
+def refresh_folds(norms: list[FoldedBatchNorm]) -> None:
+    """scale = weight / deviation, shift = bias - mean scale, now."""
+    for eps in {norm.eps for norm in norms}:
+        group = [norm for norm in norms if norm.eps == eps]
+        inverse = torch._foreach_add([norm.running_var for norm in group], eps)
+        torch._foreach_rsqrt_(inverse)
+        torch._foreach_copy_([norm.inverse_deviation for norm in group], inverse)
+        torch._foreach_copy_([norm.scale for norm in group], inverse)
+        affine = [norm for norm in group if norm.weight is not None]
+        if affine:
+            torch._foreach_mul_([norm.scale for norm in affine], [norm.weight for norm in affine])
+        products = torch._foreach_mul([norm.running_mean for norm in group], [norm.scale for norm in group])
+        torch._foreach_neg_(products)
+        shifted = {id(norm): product for norm, product in zip(group, products, strict=True)}
+        if affine:
+            torch._foreach_add_([shifted[id(norm)] for norm in affine], [norm.bias for norm in affine])
+        torch._foreach_copy_([norm.shift for norm in group], products)
+
+
+_CAST = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, nn.Linear.forward)
+
+
+class EvalCopy(nn.Module):
+    """The twin of a model, under the same parameter names with ``model.`` before them."""
+
+    def __init__(self, model: nn.Module, reduced: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.reduced = reduced
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._theirs: list[Tensor] = []
+        self._ours: list[Tensor] = []
+        for mine, theirs in zip(self.model.modules(), model.modules(), strict=True):
+            self._share(mine, theirs)
+        self._norms = fold_batch_norms(self.model)
+
+    def _share(self, mine: nn.Module, theirs: nn.Module) -> None:
+        casts = self.reduced is not None and type(theirs).forward in _CAST
+        for name, parameter in theirs.named_parameters(recurse=False):
+            shared = nn.Parameter(parameter.detach(), requires_grad=False)
+            if casts:
+                shared = nn.Parameter(parameter.detach().to(self.reduced), requires_grad=False)
+                self._theirs.append(parameter.detach())
+                self._ours.append(shared.detach())
+            setattr(mine, name, shared)
+        for name, buffer in theirs.named_buffers(recurse=False):
+            mine._buffers[name] = buffer
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take the weights and the statistics as they are now."""
+        if self._ours:
+            torch._foreach_copy_(self._ours, self._theirs)
+        self.refresh_statistics()
+
+    def refresh_statistics(self) -> None:
+        """Take the batch-norm statistics as they are now: a training-mode pass has changed them."""
+        refresh_folds(self._norms)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits, computed in the smaller type."""
+        with torch.autocast(x.device.type, dtype=self.reduced, enabled=self.reduced is not None):
+            logits: Tensor = self.model(x)
+        return logits
+
+
+Function = Callable[[Tensor], Tensor]
+Say = Callable[[str, str], None]
+"""(what it is about, a sentence)."""
+
+
+class CompiledOrEager:
+    """Calls ``compiled`` until that fails to compile, and says so through ``say``."""
+
+    def __init__(self, compiled: Function, plain: Function, name: str, say: Say) -> None:
+        self._now, self._plain, self._name, self._say = compiled, plain, name, say
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The function's result."""
+        try:
+            return self._now(x)
+        except RuntimeError as error:
+            if not does_not_compile(error):
+                raise
+            self._now = self._plain
+            reason = str(error).strip().splitlines()[0]
+            self._say(self._name, f"the {self._name} pass does not compile ({reason}); it runs uncompiled")
+            return self._plain(x)
+
+
+def does_not_compile(error: Exception) -> bool:
+    """Whether the compiler gave up, its own failures (no C++ compiler, a GPU too old) included."""
+    from torch._dynamo.exc import TorchDynamoException  # here: it brings torch's tracers, a second to import
+
+    return isinstance(error, TorchDynamoException)
+
+
+class FastNetwork(nn.Module):
+    """Wraps a model; its parameters are the model's own."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        super().__init__()
+        self.model = model
+        self.train(model.training)
+        self._plan = plan
+        self._said: set[str] = set()
+        twin = EvalCopy(model, plan.reduced)
+        self._twins = [twin]  # a list hides it from the submodules: it has no parameters of its own
+        features: Any = getattr(model, "features", None)
+        passes: dict[str, Any] = {"evaluation": twin, "training": model, "features": features}
+        self._passes = {name: self._compiled(function, name) for name, function in passes.items() if function}
+        self._stages: dict[frozenset[str], Stages] = {}
+
+    @property
+    def twin(self) -> EvalCopy:
+        """The evaluation-mode view."""
+        return self._twins[0]
+
+    @property
+    def head(self) -> Any:
+        """The model's head."""
+        return getattr(self.model, "head", None)
+
+    def refresh(self) -> None:
+        """Before a step: the twin takes the weights as they are now."""
+        self.twin.refresh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits, in float32 or wider."""
+        if self.training:
+            return self._run("training", x)
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.model.parameters()):
+            logits: Tensor = self.model(x)
+            return logits
+        return self._run("evaluation", x)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What a head with a margin sees in training, in float32 or wider."""
+        return self._run("features", x)
+
+    def penalty_stages(self) -> Stages:
+        """The sweeps of a penalty, on the twin, with the statistics as they are now."""
+        self.twin.refresh_statistics()
+        trained = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
+        if trained not in self._stages:
+            self._stages[trained] = self._new_stages(trained)
+        return self._stages[trained]
+
+    def _new_stages(self, trained: frozenset[str]) -> Stages:
+        if self._plan.compiler is None:
+            return EagerStages(self.twin, trained)
+        from widemargin.engine.compiled_sweeps import (
+            CompiledStages,  # here: it brings torch's tracers, a second to import
+        )
+
+        return CompiledStages(self.twin, trained, self._plan.compiler)
+
+    def note_double_backward(self, owner: str, reason: str) -> None:
+        """Say once that a penalty takes the slower way."""
+        self._say(owner, f"{owner}: the model cannot be swept ({reason}); double backward in float32 is used instead")
+
+    def _say(self, topic: str, text: str) -> None:
+        if topic not in self._said:
+            self._said.add(topic)
+            warnings.warn(text, WidemarginWarning, stacklevel=3)
+
+    def _run(self, name: str, x: Tensor) -> Tensor:
+        if self._plan.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        reduced = self._plan.reduced
+        with torch.autocast(x.device.type, dtype=reduced, enabled=reduced is not None):
+            result = self._passes[name](x)
+        return result.to(torch.promote_types(result.dtype, torch.float32))
+
+    def _compiled(self, function: Function, name: str) -> Function:
+        compiler = self._plan.compiler
+        if compiler is None:
+            return function
+        return CompiledOrEager(torch.compile(function, backend=compiler, dynamic=False), function, name, self._say)

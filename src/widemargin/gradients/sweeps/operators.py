@@ -1,0 +1,202 @@
+"""Nests of lists, tuples and dictionaries that hold tensors: the arguments and results of operators.
+
+The operators of torch a tape may hold, by the function itself: another one of the same name is not known.
+
+Every other operator we trust, by torch's own forward and reverse derivatives of it.
+
+Most are linear (pooling, reshaping, padding) and cheap. The curved ones (smooth activations, a product of two
+activations, normalizations) bend the tangent with the activations: their curvature starts the plain reverse pass.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from widemargin.gradients.sweeps.layers import Gradients, Vectors
+
+
+def mapped(value: Any, change: Callable[[Any], Any], of: type = Tensor) -> Any:
+    """The same nest with every ``of`` changed; a special kind of list or tuple becomes a plain one."""
+    if isinstance(value, of):
+        return change(value)
+    if isinstance(value, list):
+        return [mapped(item, change, of) for item in value]
+    if isinstance(value, tuple):
+        return tuple(mapped(item, change, of) for item in value)
+    if isinstance(value, dict):
+        return {key: mapped(item, change, of) for key, item in value.items()}
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of a nest, in order."""
+    found: list[Tensor] = []
+    mapped(value, found.append)
+    return found
+
+
+Kind = Literal["linear", "piecewise", "curved"]
+"""Of the dependence on the activations; a tangent through a curved operator depends on where they are."""
+
+
+_TRANSFORMS = torch.enable_grad()
+"""No graph is made; but torch's batched group norm of bfloat16 fails where gradients are off."""
+_one_thread_at_a_time = threading.RLock()
+"""Torch's forward derivatives count their nesting for the whole process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What is left of a tensor whose numbers nobody will read."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(value: Tensor) -> "Layout":
+        """The layout of a tensor."""
+        value = _apart(value)
+        return Layout(shape=value.shape, stride=value.stride(), dtype=value.dtype, device=value.device)
+
+    def unread(self) -> Tensor:
+        """A tensor laid out so."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """y = call(inputs): images' descendants first, then parameters."""
+
+    call: Callable[..., Tensor]
+    """Of all the inputs; constants are inside."""
+    constants: list[Tensor]
+    kind: Kind
+    inputs: "list[Tensor | Layout]"
+    """Values at the forward pass; of a linear operator the layout is enough."""
+    names: list[str]
+    """The parameters' names, for the inputs at the end."""
+    multiplies: bool = False
+    """Whether it is a product or a quotient."""
+
+    @property
+    def factors(self) -> list[str]:
+        """The parameters that change a tangent wherever the activations are."""
+        return self.names if self.multiplies else []
+
+    @property
+    def curved(self) -> bool:
+        """Whether a tangent through it depends on the activations."""
+        return self.kind == "curved"
+
+    def _apply(self, *inputs: Tensor) -> Tensor:
+        return self.call(self.constants, *inputs)
+
+    @property
+    def _slots(self) -> int:
+        return len(self.inputs) - len(self.names)
+
+    @property
+    def _values(self) -> list[Tensor]:
+        return [_apart(value.detach()) if isinstance(value, Tensor) else value.unread() for value in self.inputs]
+
+    def _of_slots(self, *slots: Tensor) -> Tensor:
+        return self._apply(*slots, *self._values[self._slots :])
+
+    @_TRANSFORMS
+    def adjoint(self, a: Tensor) -> Vectors:
+        """Torch's own reverse derivative."""
+        pull = _pullback(self._of_slots, self._values[: self._slots])
+        return list(_for_each(pull, a))
+
+    @_TRANSFORMS
+    def tangent(self, tangents: Vectors) -> Tensor:
+        """Torch's own forward derivative."""
+        slots = self._values[: self._slots]
+
+        def push(*vectors: Tensor) -> Tensor:
+            with _one_thread_at_a_time:
+                result: Tensor = torch.func.jvp(self._of_slots, tuple(slots), vectors)[1]
+            return result
+
+        result: Tensor = _for_each(push, *self._filled(tangents))
+        return result
+
+    def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
+        """d <a, tangent> / d parameters."""
+        if not self.names:
+            return {}
+        return dict(zip(self.names, self._second(tangents, a)[self._slots :], strict=True))
+
+    def curvature(self, tangents: Vectors, a: Tensor) -> Vectors:
+        """d <a, tangent> / d activations."""
+        return list(self._second(tangents, a)[: self._slots])
+
+    @_TRANSFORMS
+    def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
+        """The ordinary backward pass."""
+        gradients = _pullback(self._apply, self._values)(b)
+        return list(gradients[: self._slots]), dict(zip(self.names, gradients[self._slots :], strict=True))
+
+    def forget(self) -> "Operator":
+        """A linear operator without parameters keeps shapes only."""
+        if self.kind != "linear" or self.names:
+            return self
+        return replace(self, inputs=[Layout.of(value) for value in self._values])
+
+    @_TRANSFORMS
+    def _second(self, tangents: Vectors, a: Tensor) -> tuple[Tensor, ...]:
+        """d <a, tangent> / d inputs, as d <adjoint, t>: torch's reverse over forward is wrong for layer norm."""
+
+        def along(*inputs: Tensor) -> Tensor:
+            slots, parameters = inputs[: self._slots], inputs[self._slots :]
+            pull = _pullback(lambda *values: self._apply(*values, *parameters), slots)
+            pairs = zip(_for_each(pull, a), tangents, strict=True)
+            return torch.stack([(back * t).sum() for back, t in pairs if t is not None]).sum()
+
+        gradients: tuple[Tensor, ...] = torch.func.grad(along, argnums=tuple(range(len(self.inputs))))(*self._values)
+        return gradients
+
+    def _filled(self, tangents: Vectors) -> list[Tensor]:
+        count = next(len(t) for t in tangents if t is not None)
+        slots = self._values[: self._slots]
+        return [
+            torch.zeros_like(value).expand(count, *value.shape) if t is None else t
+            for value, t in zip(slots, tangents, strict=True)
+        ]
+
+
+def _apart(value: Tensor) -> Tensor:
+    """A copy of a tensor whose elements may share memory: torch lays derivatives out like it, and writes there."""
+    reach = 0
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1
+    ):
+        if stride <= reach:
+            return value.contiguous()
+        reach += stride * (size - 1)
+    return value
+
+
+def _pullback(function: Callable[..., Tensor], values: Sequence[Tensor]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    pull: Callable[[Tensor], tuple[Tensor, ...]] = torch.func.vjp(function, *values)[1]
+    return pull
+
+
+def _for_each(function: Callable[..., Any], *vectors: Tensor) -> Any:
+    """The function on each of the M vectors."""
+    if len(vectors[0]) == 1:
+        result = function(*[vector[0] for vector in vectors])
+        return tuple(r.unsqueeze(0) for r in result) if isinstance(result, tuple) else result.unsqueeze(0)
+    try:
+        return torch.func.vmap(function)(*vectors)
+    except RuntimeError:  # layer norm under autocast on a CPU, for one, has no batched form
+        results = [function(*each) for each in zip(*vectors, strict=True)]
+    if isinstance(results[0], tuple):
+        return tuple(torch.stack(slot) for slot in zip(*results, strict=True))
+    return torch.stack(results)

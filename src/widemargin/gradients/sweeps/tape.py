@@ -1,0 +1,394 @@
+"""Run a model's own forward once and write down what it did: a tape of layers that can be swept in both directions.
+
+Whatever the tape cannot account for (a custom autograd function, a weight computed from parameters, an operator it does
+not know, a tensor from nowhere, what ``no_grad`` hides) raises :class:`NotLinear`, and the caller falls back to double
+backward. Nothing is guessed. Operators that work in place run out of place here; the tensor they would have changed is
+replaced wherever it is used again.
+
+The sweeps over a tape: adjoints from the logits to the images, tangents from the images to the logits.
+
+For vectors c at the logits, g = J^T c is the adjoint that arrives at the images. For vectors v at the images, the
+gradient of <c, J v> by a weight W is d<a, W t>/dW with a the adjoint after W and t the tangent before it: one ordinary
+weight-gradient kernel per layer, on numbers the two sweeps have at hand. Where an operator is curved, or c depends on
+the logits, a plain reverse pass adds what reaches the weights through the activations.
+
+The four stages of a penalty: record, adjoints, tangents, reverse. Run as they are, or compiled by the engine.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from widemargin.gradients.double_backward import eager_operators
+from widemargin.gradients.sweeps.layers import Gradients, Slopes
+from widemargin.gradients.sweeps.operators import Operator, mapped, tensors_in
+from widemargin.gradients.sweeps.rules import NAMES, OUT_OF_PLACE, Call, Function, Layer, NotLinear, layer_of
+
+_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__get__
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operator: values are numbered in the order they were made, the images are number 0."""
+
+    inputs: tuple[int, ...]
+    output: int
+    layer: Layer
+
+
+@dataclass(frozen=True)
+class Tape:
+    """The operators from the images to the logits, in order."""
+
+    entries: list[Entry]
+    output: int
+    reads: frozenset[str]
+    """The names of the parameters that they read, frozen ones too."""
+
+    @property
+    def curved(self) -> bool:
+        """Whether some operator bends its tangent with the activations."""
+        return any(entry.layer.curved for entry in self.entries)
+
+    def forget_activations(self) -> "Tape":
+        """Keep what the straight sweeps need and drop the rest."""
+        return replace(self, entries=[replace(entry, layer=entry.layer.forget()) for entry in self.entries])
+
+
+def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor, Tape]:
+    """(logits, tape) of the model's forward as it is now; no autograd graph is made.
+
+    ``trained`` are the names of the parameters whose gradients will be asked for.
+    """
+    _check_hooks(model)
+    recorder = _Recorder(model, x, trained)
+    try:
+        with eager_operators(), torch.enable_grad(), recorder:
+            logits = recorder.now(model(recorder.images))
+    except (RuntimeError, AssertionError) as error:  # such as a hook on an activation: here it has no graph
+        raise NotLinear(f"the forward pass: {error}") from None
+    tape = _careful(_needed(Tape(recorder.entries, recorder.finish(logits), frozenset(recorder.read))))
+    _check_trains(tape)
+    if any(isinstance(entry.layer, Operator) for entry in tape.entries):
+        _check_transforms()
+    return logits, tape
+
+
+def _check_hooks(model: nn.Module) -> None:
+    """Hooks on a module's backward pass may change gradients; no such pass is run here."""
+    everywhere = nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks
+    if everywhere or any(module._backward_hooks or module._backward_pre_hooks for module in model.modules()):
+        raise NotLinear("hooks on the backward pass")
+
+
+def _check_transforms() -> None:
+    """Torch's function transforms refuse to run inside hooks on saved tensors (checkpointing, offloading)."""
+    try:
+        torch.func.vjp(torch.neg, torch.zeros(()))
+    except RuntimeError as error:
+        raise NotLinear(str(error)) from None
+
+
+def _check_trains(tape: Tape) -> None:
+    """A penalty that trains nothing is refused, in the words of the other way."""
+    acting = ["weight_name", "factors"]
+    moving = ["bias_name", "names"] if tape.curved else []  # what is added acts by moving activations along a curve
+    if not any(getattr(entry.layer, name, None) for entry in tape.entries for name in acting + moving):
+        raise NotLinear("no parameter that is trained changes an input gradient")
+
+
+def _needed(tape: Tape) -> Tape:
+    """Without operators the logits do not depend on."""
+    wanted, entries = {tape.output}, []
+    for entry in reversed(tape.entries):
+        if entry.output in wanted:
+            wanted |= set(entry.inputs)
+            entries.append(entry)
+    return replace(tape, entries=entries[::-1])
+
+
+def _careful(tape: Tape) -> Tape:
+    """A curved operator may have an infinite slope: a ReLU behind it must give 0, where a product would give NaN."""
+    if not tape.curved:
+        return tape
+    entries = [
+        replace(entry, layer=replace(entry.layer, strict=True)) if isinstance(entry.layer, Slopes) else entry
+        for entry in tape.entries
+    ]
+    return replace(tape, entries=entries)
+
+
+class _Recorder(TorchFunctionMode):
+    """Sees every call of a torch operator. Tensors are known by their id, so all that are known are kept alive.
+
+    ``number``: those that depend on the images. ``parameters``: those that are trained. ``constants``: the rest that
+    may be used. A tensor that is none of these came about in a way that was not seen, and may not be used.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, trained: frozenset[str]) -> None:
+        super().__init__()
+        self.images = x.detach()
+        self.entries: list[Entry] = []
+        named = dict(model.named_parameters())
+        self.number: dict[int, int] = {id(self.images): 0}
+        self.parameters = {id(p): name for name, p in named.items() if name in trained}
+        self.weights = {id(p): name for name, p in named.items()}
+        fixed = [buffer for buffer in model.buffers() if not buffer.requires_grad]  # others may come from parameters
+        self.constants = {id(tensor) for tensor in [*fixed, *named.values()]} - self.parameters.keys()
+        self.read: set[str] = set()
+        self.replaced: dict[int, Tensor] = {}
+        self.aliased: set[int] = {id(self.images)}
+        self.alive: list[Any] = [self.images, *named.values(), *model.buffers()]
+        self.versions = [(self.images, _version(self.images))]
+
+    def now(self, value: Any) -> Any:
+        """The same arguments with every tensor that was changed in place replaced."""
+        return mapped(value, lambda tensor: self.replaced.get(id(tensor), tensor)) if self.replaced else value
+
+    def finish(self, logits: Any) -> int:
+        """The number of the logits; nothing on the tape was changed behind its back."""
+        if not isinstance(logits, Tensor) or id(logits) not in self.number:
+            raise NotLinear("the logits do not come from the images by operators it knows")
+        if any(_version(tensor) != version for tensor, version in self.versions):
+            raise NotLinear("an activation or a parameter was changed in place")
+        return self.number[id(logits)]
+
+    def __torch_function__(
+        self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        given = tensors_in(args)
+        args, options = self.now((args, kwargs or {}))
+        tensors = tensors_in((args, options))
+        if not any(map(self._depends, tensors)) or not torch.is_grad_enabled():
+            return self._aside(func, args, options, tensors)
+        if func == _REQUIRES_GRAD and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+            return True  # as in a pass with a graph: the model may go on to put a hook there
+        if func in OUT_OF_PLACE or options.get("inplace", False):
+            return self._changed(func, args, options, given)
+        _refuse_effects(func, options)
+        if func in NAMES:
+            return self._recorded(func, args, options)
+        return self._aside(func, args, options, tensors)
+
+    def _aside(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
+        """Not for the tape. Its result may be used there if it is a constant: made of such, or no real numbers.
+
+        Without gradients nothing is sure: the forward of a custom autograd function runs so.
+        """
+        graph = torch.is_grad_enabled()
+        constants = [tensor for tensor in tensors if id(tensor) in self.constants]
+        constant = graph and len(constants) == len(tensors)
+        may_not_change = constants if graph and not constant else []
+        versions = [_version(tensor) for tensor in may_not_change]
+        result = func(*args, **options)
+        if versions != [_version(tensor) for tensor in may_not_change]:
+            raise NotLinear("a constant into which an activation or a parameter is written")
+        outputs = tensors_in(result)
+        self._know([output for output in outputs if constant or not _has_fractions(output)])
+        self.aliased |= {id(t) for t in tensors if self._depends(t) and any(_share(t, output) for output in outputs)}
+        return result
+
+    def _changed(self, func: Function, args: Any, options: Any, given: list[Tensor]) -> Tensor:
+        """An operator that works in place runs out of place; its result stands for the tensor from now on."""
+        options = {key: value for key, value in options.items() if key != "inplace"}
+        old: Any = args[0] if args else None
+        if not self._depends(old) or id(old) in self.aliased:
+            raise NotLinear("an operator in place on a tensor that others may see")
+        new = self._recorded(OUT_OF_PLACE.get(func, func), args, options)
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise NotLinear("an operator in place that changes shape or type")
+        self.alive.append(given[0])
+        same = [key for key, tensor in self.replaced.items() if tensor is old]
+        self.replaced |= dict.fromkeys([id(given[0]), id(old), *same], new)
+        return new
+
+    def _recorded(self, func: Function, args: Any, options: Any) -> Tensor:
+        tensors = tensors_in((args, options))
+        name = NAMES.get(func, "")
+        if not name or not all(map(self._is_known, tensors)):
+            raise NotLinear(f"{name or func} of a tensor computed from parameters, or from outside the model")
+        call = Call(name, func, args, options, self._depends, self._parameter, self._kept)
+        with torch.no_grad():
+            layer = layer_of(call)
+            result = call.result
+        if not any(result is tensor for tensor in tensors):
+            self._enter(result, [tensor for tensor in tensors if self._depends(tensor)], layer)
+        read = [tensor for tensor in tensors if id(tensor) in self.weights]
+        self.read |= {self.weights[id(tensor)] for tensor in read}
+        self.versions += [(tensor, _version(tensor)) for tensor in read]
+        return result
+
+    def _enter(self, result: Tensor, inputs: list[Tensor], layer: Layer) -> None:
+        number = len(self.entries) + 1
+        self.entries.append(Entry(tuple(self.number[id(tensor)] for tensor in inputs), number, layer))
+        self.number[id(result)] = number
+        self.alive.append(result)
+        self.versions.append((result, _version(result)))
+        if result._is_view():
+            self.aliased |= {id(result), *map(id, inputs)}
+
+    def _know(self, constants: list[Tensor]) -> None:
+        new = [tensor for tensor in constants if not self._is_known(tensor)]
+        self.alive += new
+        self.constants |= set(map(id, new))
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return any(id(tensor) in known for known in (self.number, self.constants, self.parameters))
+
+    def _depends(self, tensor: Any) -> bool:
+        return id(tensor) in self.number
+
+    def _parameter(self, tensor: Any) -> str | None:
+        return self.parameters.get(id(tensor))
+
+    def _kept(self, constant: Tensor) -> Tensor:
+        """Weights as they are: autograd notices when they change. Of anything else a copy."""
+        return constant if id(constant) in self.weights else constant.clone()
+
+
+def _refuse_effects(func: Function, options: dict[str, Any]) -> None:
+    """What would change a tensor in a way that cannot be followed, or take its numbers out of torch."""
+    name = getattr(func, "__name__", str(func))
+    changes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__set")
+    if changes or options.get("out") is not None or name in ("numpy", "__array__"):
+        raise NotLinear(f"no rule for {name} on an activation")
+
+
+def _has_fractions(tensor: Tensor) -> bool:
+    """Whether it can carry a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _share(tensor: Tensor, other: Tensor) -> bool:
+    """Whether a change of one in place is a change of the other."""
+    return tensor is not other and torch._C._is_alias_of(tensor, other)  # type: ignore[attr-defined]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+Values = dict[int, Tensor]
+"""Vectors at some of the tape's values, by the value's number."""
+
+
+def adjoint_sweep(tape: Tape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """(g (M, B, ...), the adjoint (M, B, ...) of every operator's result, in the tape's order)."""
+    at: Values = {tape.output: cotangents}
+    kept: list[Tensor] = []
+    for entry in reversed(tape.entries):
+        a = at.pop(entry.output)
+        kept.append(a)
+        _add(at, zip(entry.inputs, entry.layer.adjoint(a), strict=True))
+    return at[0], kept[::-1]
+
+
+def tangent_sweep(tape: Tape, adjoints: Sequence[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
+    """(J v, the weights' gradients of <c, J v> at fixed activations, what it adds to the activations (B, ...))."""
+    at: Values = {0: v}
+    gradients: Gradients = {}
+    bends: Values = {}
+    last_use = {number: i for i, entry in enumerate(tape.entries) for number in entry.inputs}
+    for i, (entry, a) in enumerate(zip(tape.entries, adjoints, strict=True)):
+        layer = entry.layer
+        tangents = [at.get(number) for number in entry.inputs]
+        add_gradients(gradients, layer.weight_gradients(tangents, a))
+        if isinstance(layer, Operator) and layer.curved:
+            _add(bends, zip(entry.inputs, layer.curvature(tangents, a), strict=True))
+        at[entry.output] = layer.tangent(tangents)
+        for number in entry.inputs:
+            if last_use[number] == i:
+                at.pop(number, None)
+    return at[tape.output], gradients, bends
+
+
+def reverse_sweep(tape: Tape, bends: Mapping[int, Tensor]) -> Gradients:
+    """The plain backward pass from ``bends``."""
+    at = dict(bends)
+    gradients: Gradients = {}
+    for entry in reversed(tape.entries):
+        b = at.pop(entry.output, None)
+        if b is not None:
+            vectors, found = entry.layer.reverse(b)
+            add_gradients(gradients, found)
+            _add(at, zip(entry.inputs, vectors, strict=True))
+    return gradients
+
+
+def add_gradients(total: Gradients, more: Gradients) -> None:
+    """Add to the gradients of the same name."""
+    for name, gradient in more.items():
+        total[name] = total[name] + gradient if name in total else gradient
+
+
+def _add(at: Values, vectors: "zip[tuple[int, Tensor | None]]") -> None:
+    for number, vector in vectors:
+        if vector is not None:
+            at[number] = at[number] + vector if number in at else vector
+
+
+class Stages(Protocol):
+    """What :func:`squared_products` asks of a network; a tape is whatever ``record`` made of it."""
+
+    def record(self, x: Tensor, *, keep_activations: bool) -> tuple[Tensor, Any]:
+        """(logits, tape)."""
+        ...
+
+    def adjoints(self, tape: Any, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """(g, adjoints)."""
+        ...
+
+    def tangents(self, tape: Any, adjoints: list[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
+        """(J v, gradients, bends)."""
+        ...
+
+    def reverse(self, tape: Any, bends: Values) -> Gradients:
+        """The gradients through the activations."""
+        ...
+
+    def output(self, tape: Any) -> int:
+        """The number of the logits."""
+        ...
+
+    def reads(self, tape: Any) -> frozenset[str]:
+        """The names of the parameters that the tape reads."""
+        ...
+
+
+@dataclass(frozen=True)
+class EagerStages:
+    """The stages of a model, operator by operator."""
+
+    model: nn.Module
+    trained: frozenset[str]
+
+    def record(self, x: Tensor, *, keep_activations: bool) -> tuple[Tensor, Tape]:
+        """Run the model; keep the activations if asked to or if some operator is curved."""
+        logits, tape = record(self.model, x, self.trained)
+        return logits, tape if keep_activations or tape.curved else tape.forget_activations()
+
+    def adjoints(self, tape: Tape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """From the logits to the images."""
+        return adjoint_sweep(tape, cotangents)
+
+    def tangents(self, tape: Tape, adjoints: list[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
+        """From the images to the logits."""
+        return tangent_sweep(tape, adjoints, v)
+
+    def reverse(self, tape: Tape, bends: Values) -> Gradients:
+        """Backwards from the bends."""
+        return reverse_sweep(tape, bends)
+
+    def output(self, tape: Tape) -> int:
+        """The number of the logits."""
+        return tape.output
+
+    def reads(self, tape: Tape) -> frozenset[str]:
+        """The names of the parameters that the tape reads."""
+        return tape.reads

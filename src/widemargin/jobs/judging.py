@@ -1,0 +1,315 @@
+"""Weights that another job's run keeps beside its own become a run folder of the job they are for.
+
+It is what that job's own training would have left, without what resuming needs: the configuration, the metrics with
+the alarms that they raise, and the weights. So everything that reads a job's folder finds it as usual.
+
+What a finished job may be judged with later, by name, and what each name means for a recipe.
+
+``autoattack`` is at the recipe's own eps, on all test images; the others take the first 1,000. ``distance`` is in L2,
+in which the paper measures margins. ``eps`` is PGD-100 at several eps around the recipe's, with steps of eps/4, as the
+recipes have it on CIFAR-10. ``autoattack-8-255`` is at the eps of RobustBench, which 0.031 is not.
+
+How a trained job is judged: as its recipe's plan says, with the margins its table reports; and later by more.
+
+``result.json`` is the judgment of the table. A later judgment (``judgments.py``) is an evaluation folder beside it,
+named after it. Whatever is interrupted goes on.
+
+A task: a job to train and judge, or a finished job to judge once more. A task that is done is not done again.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from widemargin.config.checkpoint import AVERAGED, BEST, CONFIG, load_checkpoint, save_checkpoint, software_versions
+from widemargin.config.run import EvaluationConfig, RunConfig
+from widemargin.config.toml import to_dict, to_toml
+from widemargin.core.device import choose_device, hardware_name
+from widemargin.core.files import make_folder, write_text_atomic
+from widemargin.core.records import sealed
+from widemargin.data.batches import in_order
+from widemargin.data.datasets import load
+from widemargin.data.image_set import ImageSet
+from widemargin.errors import InputError
+from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins
+from widemargin.evaluation.evaluator import evaluate
+from widemargin.evaluation.report import Report
+from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE
+from widemargin.evaluation.target import Target, load_target, model_info
+from widemargin.evaluation.tf32_search import has_tf32
+from widemargin.jobs.job import ATTACK_STEPS, RESULT, RUN, Job, Resources, Task
+from widemargin.margins import WIDTHS, count_margins
+from widemargin.models.catalog import CNNConfig, MLPConfig, ResNet18Config
+from widemargin.training.alarms import new_alarms
+from widemargin.training.run_folder import METRICS, Line
+from widemargin.training.setup import Splits, load_splits
+from widemargin.training.trainer import RunResult, train
+from widemargin.training.watch import MEASURED, batch_size, first_samples, training_points
+from widemargin.types import Nets, Norm
+
+PREFIX, ALARMS = f"{AVERAGED}_", "alarms"
+
+
+def adopt_averaged(job: Job, run: RunResult) -> RunResult:
+    """The run to be judged: the one that was trained, or the job's part of it, in the job's own folder."""
+    folder = job.folder / RUN
+    if run.folder == folder:
+        return run
+    make_folder(folder)
+    for weights in sorted((run.folder / AVERAGED).glob("*.safetensors")):
+        _adopt(weights, folder / weights.name, job.config)
+    metrics = _with_alarms([_own(line) for line in run.metrics], job.config)
+    write_text_atomic(folder / METRICS, "".join(json.dumps(line) + "\n" for line in metrics))
+    write_text_atomic(folder / CONFIG, to_toml(job.config))
+    return RunResult(folder, run.finished, run.epoch, metrics)
+
+
+def _adopt(source: Path, place: Path, config: RunConfig) -> None:
+    """The same weights, under the name and the configuration of their job."""
+    checkpoint = load_checkpoint(source)
+    save_checkpoint(place, replace(checkpoint, description=replace(checkpoint.description, config=to_dict(config))))
+
+
+def _own(line: Line) -> Line:
+    """The line as the averaged weights' own: what was measured of the trained ones is left out."""
+    shared = {key: value for key, value in line.items() if not key.startswith((ALARMS, PREFIX, *MEASURED))}
+    return shared | {key.removeprefix(PREFIX): value for key, value in line.items() if key.startswith(PREFIX)}
+
+
+def _with_alarms(lines: Iterable[Line], config: RunConfig) -> list[Line]:
+    """Each line with the alarms that it raises, as a run notes them."""
+    told: list[Line] = []
+    for line in lines:
+        alarms = new_alarms([*told, line], config)
+        told.append(line | ({ALARMS: [alarm.name for alarm in alarms]} if alarms else {}))
+    return told
+
+
+FIRST = 1000
+"""So many test images are judged where it takes long."""
+RADII: dict[float, tuple[str, ...]] = {
+    0.031: ("2/255", "4/255", "6/255", "8/255", "10/255", "12/255", "16/255"),
+    0.1: ("0.02", "0.05", "0.1", "0.15", "0.2", "0.3"),
+}
+"""The recipe's eps (Linf) -> those at which its network is attacked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgment:
+    """An evaluation; ``step_size=None`` means eps/4 for each eps, ``limit=None`` all test images."""
+
+    attacks: tuple[str, ...]
+    eps: float | str | tuple[str, ...]
+    norm: Norm = "linf"
+    step_size: float | None = None
+    limit: int | None = None
+    distance: bool = False
+
+
+def judgment_of(config: RunConfig, name: str) -> Judgment:
+    """The judgment of that name for a recipe; refused where it means nothing."""
+    plan = config.evaluation
+    if plan is None:
+        raise InputError(f"--judge-with {name}: {config.name} has no evaluation plan, so no eps")
+    return _MAKERS[name](config, plan)
+
+
+def _autoattack(_config: RunConfig, plan: EvaluationConfig) -> Judgment:
+    return Judgment(attacks=("clean", "autoattack"), eps=plan.eps, norm=plan.norm)
+
+
+def _distance(_config: RunConfig, _plan: EvaluationConfig) -> Judgment:
+    return Judgment(attacks=("clean",), eps=1.0, norm="l2", limit=FIRST, distance=True)
+
+
+def _over_eps(config: RunConfig, plan: EvaluationConfig) -> Judgment:
+    if plan.norm != "linf" or plan.eps not in RADII:
+        known = " or ".join(f"{eps:g}" for eps in RADII)
+        raise InputError(f"--judge-with eps is for rows judged at linf {known}, {_described(config, plan)}")
+    return Judgment(attacks=("clean", "pgd100"), eps=RADII[plan.eps], limit=FIRST)
+
+
+def _autoattack_8_255(config: RunConfig, plan: EvaluationConfig) -> Judgment:
+    if (config.data.name, plan.norm, plan.eps) != ("cifar10", "linf", 0.031):
+        raise InputError(
+            f"--judge-with autoattack-8-255 is for rows on cifar10 at linf 0.031, {_described(config, plan)}"
+        )
+    return Judgment(attacks=("clean", "autoattack"), eps="8/255", limit=FIRST)
+
+
+def _described(config: RunConfig, plan: EvaluationConfig) -> str:
+    where = f"{config.name} is on {config.data.name} at {plan.norm} {plan.eps:g}"
+    return f"but {where}; choose others with --judge-rows or --rows"
+
+
+_MAKERS: dict[str, Callable[[RunConfig, EvaluationConfig], Judgment]] = {
+    "autoattack": _autoattack,
+    "distance": _distance,
+    "eps": _over_eps,
+    "autoattack-8-255": _autoattack_8_255,
+}
+JUDGMENTS = tuple(_MAKERS)
+"""Their names."""
+
+
+PIECES: dict[type, int] = {MLPConfig: 10_000, CNNConfig: 10_000, ResNet18Config: 2500}
+"""Images that a GPU takes at once: fewer launches, and enough for an attack to work on when most are broken already.
+The evaluation records it."""
+EACH: dict[type, float] = {MLPConfig: 0.1, CNNConfig: 0.4, ResNet18Config: 4.5}
+"""MiB that the gradient of an image needs; a quarter of a GPU's memory may hold them, so smaller ones take fewer."""
+
+
+def judge(job: Job, run: RunResult, splits: Splits, *, device: torch.device, workers: int) -> None:
+    """Write the job's ``result.json``; the images are those of the run, on the device."""
+    began = time.monotonic()
+    config = job.config
+    target = load_target(run.folder)
+    if config.data.held_out and target.description.which != "best":
+        raise InputError(
+            f"{run.folder} has lost its best weights, by which the row is judged; put back a copy of {BEST}, or "
+            "remove the folder to train again"
+        )
+    model = target.model.to(device)
+    accuracy = _accuracy(job, model, splits.test, target)
+    measured = _margins(job, model, splits) if job.margins else {}
+    result = {
+        "recipe": job.row.recipe.name,
+        "seed": job.seed,
+        "quick": job.quick,
+        "accuracy": accuracy,
+        **{name: asdict(margins.over_correct()) for name, margins in measured.items()},
+        "histograms": {name: asdict(_counted(margins)) for name, margins in measured.items()},
+        "trained_as": job.trained.name,
+        "weights": target.description.which,
+        "selection": target.description.selection,
+        "epoch": target.description.epoch,
+        "training_seconds": round(sum(line["seconds"] for line in run.metrics), 3),
+        **_lost(run),
+        "evaluation_seconds": round(time.monotonic() - began, 3),
+        "workers": workers,
+        "device": hardware_name(device),
+        "engine": target.description.versions.get("engine", "unknown"),
+        "versions": software_versions(),
+        "config": to_dict(config),
+    }
+    write_text_atomic(job.folder / RESULT, json.dumps(sealed(result), indent=2) + "\n")
+
+
+def _lost(run: RunResult) -> dict[str, int]:
+    """How many epochs have no line in the metrics, where some were lost: their time and curves are missing."""
+    lost = run.epoch - len(run.metrics)
+    return {"epochs_lost": lost} if lost else {}
+
+
+def _margins(job: Job, model: nn.Module, splits: Splits) -> dict[str, MeasuredMargins]:
+    config = job.config
+    points = training_points(Nets(model=model), splits.train, config, config.epochs)
+    samples = config.watch.margin_samples if job.quick else None  # the curves may be of fewer images, the table is not
+    return {
+        "margin_train": measure_margins(model, first_samples(points, samples, batch_size(config, splits.train))),
+        "margin_test": measure_margins(model, in_order(splits.test, batch_size(config, splits.test))),
+    }
+
+
+def _counted(measured: MeasuredMargins) -> Any:
+    return count_margins(measured.margins, width=WIDTHS["l2"])
+
+
+def _accuracy(job: Job, model: nn.Module, test: ImageSet, target: Target) -> dict[str, float]:
+    """As the recipe's plan says, with the records beside the run; an interrupted evaluation goes on."""
+    plan = job.config.evaluation
+    return {} if plan is None else _evaluated(job, "evaluation", plan, model, test, target).accuracy
+
+
+def _evaluated(
+    job: Job,
+    folder: str,
+    plan: EvaluationConfig | Judgment,
+    model: nn.Module,
+    test: ImageSet,
+    target: Target,
+    *,
+    limit: int | None = None,
+    distance: bool = False,
+) -> Report:
+    """The evaluation in that folder of the job."""
+    device = next(model.parameters()).device
+    size = piece_size(type(job.config.model), device) if device.type == "cuda" else None
+    return evaluate(
+        model,
+        test,
+        plan.attacks,
+        plan.eps,
+        plan.norm,
+        plan.step_size,
+        job.seed,
+        job.folder / folder,
+        shard_size=size or SHARD_SIZE,
+        batch_size=size or BATCH_SIZE,
+        distance=distance,
+        limit=limit,
+        max_steps=ATTACK_STEPS if job.quick else None,
+        sanity=not job.quick,
+        search=search_for(job.config, plan.attacks) if has_tf32(device) else "float32",
+        subject=replace(model_info(target), data=test.name),
+    )
+
+
+def piece_size(network: type, device: torch.device) -> int | None:
+    """How many images such a network is judged on at once, on that GPU; None: the evaluation's own choice will do."""
+    size = PIECES.get(network)
+    if size is None:
+        return None
+    memory = torch.cuda.get_device_properties(device).total_memory / 2**20
+    while size * EACH[network] > memory / 4:
+        size //= 2
+    return size
+
+
+def search_for(config: RunConfig, attacks: Sequence[str]) -> str:
+    """Where there is TF32: large networks are searched with it, the CNN by AutoAttack alone, which takes longest."""
+    if isinstance(config.model, MLPConfig):
+        return "float32"
+    return "tf32" if not isinstance(config.model, CNNConfig) or AUTOATTACK in attacks else "float32"
+
+
+def judge_with(job: Job, name: str, *, data_dir: str | None, device: torch.device) -> None:
+    """Judge a finished job once more; the evaluation is in the folder of that name."""
+    data = job.config.data
+    plan = judgment_of(job.row.recipe.config, name)
+    target = load_target(job.folder / RUN)
+    test = load(data.name, "test", data_dir=data_dir, limit=data.test_limit).to(device)
+    model = target.model.to(device)
+    _evaluated(job, name, plan, model, test, target, limit=plan.limit, distance=plan.distance)
+
+
+CHECKPOINT_PAUSE = 30.0
+"""Seconds: an epoch of a small network takes no longer than its checkpoint; a kill costs half a minute at most."""
+
+
+def perform(task: Task, means: Resources, *, max_seconds: float, console: Console) -> None:
+    """Do it, or as much of it as the time allows."""
+    job, device = task.job, choose_device(means.device)
+    if task.judgment is not None:
+        judge_with(job, task.judgment, data_dir=means.data_dir, device=device)
+        return
+    config = job.trained_config
+    splits = load_splits(config.data, seed=config.seed, data_dir=means.data_dir, device=device)
+    run = train(
+        config,
+        out=job.trained_in,
+        device=means.device,
+        splits=splits,
+        max_seconds=max_seconds,
+        console=console,
+        checkpoint_pause=CHECKPOINT_PAUSE,
+    )
+    if run.finished:
+        judge(job, adopt_averaged(job, run), splits, device=device, workers=means.workers)

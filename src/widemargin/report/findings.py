@@ -1,0 +1,625 @@
+"""What a report reads: run folders, evaluations, sweeps and reproduced rows, found by searching folders.
+
+``result.json`` of ``widemargin reproduce``: a row of a table, trained and judged, as an evaluation.
+
+The folder of a job of ``widemargin reproduce``: what its ``result.json`` says holds for every evaluation inside.
+
+The evaluation that the job's numbers are from, and what AutoAttack found later of the same images, are the job's own
+row; they are not shown a second time.
+
+A checkpoint, of which a report needs its checksum alone: it tells these weights from all others.
+
+A report reads files and nothing of the package that trains; ``checkpoints.read_checksum`` must say the same.
+
+A run folder: what was asked for (``config.toml``) and what each epoch measured (``metrics.jsonl``).
+
+A name on the page for everything: short, unique, and the same for a run and its one evaluation.
+
+``sweep.json``: a grid of settings and the score of each point that is done.
+
+Search folders for everything a report can show.
+"""
+
+import errno
+import json
+import math
+import os
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from widemargin.core.fields import LARGEST, Fields, attempted, read_json, visible
+from widemargin.core.records import ENTRIES, MIB, TEXT, Lines, read_text, shortened, sound
+from widemargin.errors import InputError
+from widemargin.evaluation.report import (
+    REPORT,
+    Evaluation,
+    Radius,
+    accuracies,
+    is_unfinished_evaluation,
+    margins,
+    read_evaluation,
+    read_unfinished,
+)
+
+RESULT = "result.json"
+AGAIN = "remove it, and the same widemargin reproduce judges the job again"
+NORM = "l2"
+"""Of the margins in the paper's tables."""
+
+
+def read_result(folder: Path) -> Evaluation | None:
+    """Read a reproduced row; None where ``result.json`` is somebody else's."""
+    path = folder / RESULT
+    content = read_json(path, AGAIN)
+    if not isinstance(content, dict) or not {"recipe", "accuracy"} <= content.keys():
+        return None
+    return _result_file_evaluation(folder, Fields(path, content))
+
+
+def _result_file_evaluation(folder: Path, result: Fields) -> Evaluation:
+    config = result.table("config")
+    plan, data = config.table("evaluation"), config.table("data")
+    kept = {"correct": "margin_test", "train": "margin_train"}
+    return Evaluation(
+        folder=folder,
+        file=result.path,
+        kind="reproduction",
+        target=str(folder / "run"),
+        name=result.text("recipe"),
+        weights=result.text("weights"),
+        selection=result.text("selection"),
+        epoch=result.count("epoch"),
+        data=data.text("name"),
+        norm=plan.text("norm", "linf"),
+        eps=[_radius(plan)] if plan.values.get("eps") is not None else [],
+        step_size=plan.size("step_size"),
+        seed=result.whole("seed"),
+        attacks=plan.texts("attacks"),
+        accuracy=accuracies(result.table("accuracy")),
+        margins=[margins(result.table(name), of, NORM) for of, name in kept.items() if result.values.get(name)],
+        margin_norm=NORM,
+        versions=result.table("versions").words(),
+        device=result.text("device"),
+        seconds={
+            name: value
+            for name, key in (("training", "training_seconds"), ("evaluation", "evaluation_seconds"))
+            if (value := result.number(key)) is not None
+        },
+        config=config.values,
+        quick=bool(result.values.get("quick")),
+    )
+
+
+def _radius(plan: Fields) -> Radius:
+    value = plan.size("eps")
+    if value is None:
+        raise InputError(f"{plan.path}: {plan.prefix}eps is missing")
+    return Radius(plan.text("eps"), value)
+
+
+PARTS = ("evaluation", "autoattack")
+"""The folders inside a job whose numbers are of its row."""
+Jobs = Mapping[Path, Evaluation]
+
+
+def told_by_jobs(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Each job whole; other evaluations inside a job know whether it was made quick, and of what configuration."""
+    jobs = {evaluation.folder.resolve(): evaluation for evaluation in evaluations if evaluation.kind == "reproduction"}
+    inside: dict[Path, dict[str, Evaluation]] = defaultdict(dict)
+    for evaluation in evaluations:
+        if evaluation.kind == "evaluation" and evaluation.folder.name in PARTS:
+            inside[evaluation.folder.resolve().parent][evaluation.folder.name] = evaluation
+    joined = set()
+    for folder in jobs:
+        for part in (inside[folder][name] for name in PARTS if name in inside[folder]):
+            if _is_of(jobs[folder], part):
+                jobs[folder] = _with(jobs[folder], part)
+                joined.add(part.file)
+    return [_told(evaluation, jobs) for evaluation in evaluations if evaluation.file not in joined]
+
+
+def _is_of(job: Evaluation, part: Evaluation) -> bool:
+    """Whether it judged the job's weights on the same images at the same eps, and found what the job says."""
+    return (
+        part.finished
+        and (part.data, part.split, part.norm) == (job.data, job.split, job.norm)
+        and [radius.value for radius in part.eps] == [radius.value for radius in job.eps]
+        and part.count == (job.count or part.count)
+        and part.checkpoint == (job.checkpoint or part.checkpoint)
+        and all(part.accuracy.get(name, value) == value for name, value in job.accuracy.items())
+    )
+
+
+def _with(job: Evaluation, part: Evaluation) -> Evaluation:
+    known = {(margins.of, margins.norm) for margins in job.margins}
+    alarms = job.alarms if part.alarms is None else list(dict.fromkeys([*(job.alarms or ()), *part.alarms]))
+    return replace(
+        job,
+        checkpoint=part.checkpoint,
+        source=part.source,
+        count=part.count,
+        whole=part.whole,
+        shard_size=part.shard_size,
+        batch_size=part.batch_size,
+        attacks=list(dict.fromkeys([*job.attacks, *part.attacks])),
+        search=part.search,
+        accuracy={**job.accuracy, **part.accuracy},
+        curves={**job.curves, **part.curves},
+        margins=[*job.margins, *(margins for margins in part.margins if (margins.of, margins.norm) not in known)],
+        margin_norm=part.margin_norm if part.examples else job.margin_norm,
+        alarms=alarms,
+        notes=list(dict.fromkeys([*job.notes, *part.notes])),
+        precision=part.precision,
+        seconds={**job.seconds, **part.seconds},
+        examples=part.examples or job.examples,
+        gallery=job.gallery or part.gallery,
+    )
+
+
+def _told(evaluation: Evaluation, jobs: Jobs) -> Evaluation:
+    if evaluation.kind == "reproduction":
+        return jobs[evaluation.folder.resolve()]
+    job = next((jobs[above] for above in evaluation.folder.resolve().parents if above in jobs), None)
+    return evaluation if job is None else replace(evaluation, quick=job.quick, config=evaluation.config or job.config)
+
+
+METADATA, CHECKSUM = "widemargin", "checksum"
+
+
+def read_checksum(path: Path) -> str:
+    """As the header has it, without a look at the weights; empty where there is none to be read."""
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length)) if length <= TEXT else {}
+        return str(json.loads(header["__metadata__"][METADATA])[CHECKSUM])
+    except (OSError, KeyError, TypeError, ValueError, RecursionError):
+        return ""
+
+
+CONFIG, METRICS = "config.toml", "metrics.jsonl"
+ALARMS = 10_000
+Epoch = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RunAlarm:
+    """A sign that training went wrong, by its name, and the epoch that raised it."""
+
+    epoch: int
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run, finished or not; ``label`` is its name on the page."""
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any]
+    epochs: Sequence[Epoch]
+    """The finite numbers of each epoch measured so far."""
+    alarms: Sequence[RunAlarm] = ()
+    cut_off: bool = False
+    unread: bool = False
+    """Whether there are metrics that could not be read: then nobody knows how far it is."""
+    planned: int | None = None
+    """How many epochs it is to have."""
+    seed: int = 0
+    data: str = ""
+    label: str = ""
+
+    @property
+    def done(self) -> int:
+        """The last epoch measured."""
+        return int(self.epochs[-1]["epoch"]) if self.epochs else 0
+
+    @property
+    def lost(self) -> int:
+        """How many epochs before the last one have no line: they were damaged."""
+        return max(0, self.done - len(self.epochs))
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether it may end before the planned epochs and be finished all the same."""
+        return "stopping" in self.config
+
+    @property
+    def finished(self) -> bool:
+        """Whether every planned epoch is there; a run that may stop early cannot be told from its files."""
+        return self.planned is not None and self.done >= self.planned
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on training."""
+        return sum(epoch.get("seconds", 0.0) for epoch in self.epochs)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Which weights are kept."""
+        return [kept for kept in ("best", "last") if (self.folder / f"{kept}.safetensors").is_file()]
+
+    def checksums(self) -> list[str]:
+        """Those that the checkpoints kept carry; read from the disk each time."""
+        found = [read_checksum(self.folder / f"{kept}.safetensors") for kept in self.checkpoints]
+        return [checksum for checksum in found if checksum]
+
+    def curve(self, key: str) -> list[tuple[float, float]]:
+        """(epoch, value) wherever the value was measured."""
+        return [(epoch["epoch"], epoch[key]) for epoch in self.epochs if key in epoch]
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run: its metrics, or a configuration of ours."""
+    if (folder / METRICS).is_file():
+        return True
+    return (folder / CONFIG).is_file() and {"epochs", "objective", "optimizer"} <= read_config(folder).keys()
+
+
+def read_run(folder: Path, faults: list[str] | None = None) -> Run:
+    """Read what there is of a run."""
+    there = (folder / METRICS).is_file()
+    run = (attempted(_configured, folder, faults) if (folder / CONFIG).is_file() else None) or Run(
+        folder=folder, name=folder.name, config={}, epochs=()
+    )
+    metrics = attempted(_read_metrics, folder / METRICS, faults) if there else _Metrics([], [])
+    if metrics is None:
+        return replace(run, unread=True)
+    return replace(run, epochs=metrics.epochs, alarms=metrics.alarms, cut_off=metrics.cut_off)
+
+
+def _configured(folder: Path) -> Run:
+    """What is asked for, and nothing done yet."""
+    config = read_config(folder)
+    fields = Fields(folder / CONFIG, config)
+    fields.table("evaluation")
+    return Run(
+        folder=folder,
+        name=fields.text("name", folder.name),
+        config=config,
+        epochs=(),
+        planned=fields.count("epochs"),
+        seed=fields.whole("seed") or 0,
+        data=fields.table("data").text("name"),
+    )
+
+
+@dataclass
+class _Metrics:
+    epochs: list[Epoch]
+    alarms: list[RunAlarm]
+    cut_off: bool = False
+
+
+def _read_metrics(path: Path) -> _Metrics:
+    lines, found = Lines(path), _Metrics([], [])
+    for number, line in enumerate(lines, start=1):
+        if number > ENTRIES:
+            raise InputError(f"{path} has more than {ENTRIES:,} lines; is it a metrics file?")
+        epoch, before = _epoch(path, number, line), found.epochs[-1]["epoch"] if found.epochs else -math.inf
+        if epoch["epoch"] <= before:
+            raise InputError(
+                f"{path}: line {number} is of epoch {epoch['epoch']:g}, after one of epoch {before:g}; train on this "
+                "folder again, which puts the file in order, or put back a copy"
+            )
+        alarms = Fields(path, line, f"line {number}: ").texts("alarms")
+        found.epochs.append(epoch)
+        found.alarms += [RunAlarm(int(epoch["epoch"]), alarm) for alarm in alarms]
+        if len(found.alarms) > ALARMS:
+            raise InputError(f"{path} holds more than {ALARMS:,} alarms; was it damaged?")
+    found.cut_off = lines.cut_off
+    return found
+
+
+def _epoch(path: Path, number: int, line: dict[str, Any]) -> Epoch:
+    """Its numbers; one that no chart could show is left out as a NaN is."""
+    numbers = {
+        sys.intern(key): float(value)
+        for key, value in line.items()
+        if type(value) in (int, float) and abs(value) <= LARGEST and not (_is_share(key) and not 0 <= value <= 100)
+    }
+    if "epoch" not in numbers:
+        raise InputError(f"{path}: line {number} has no epoch; is it a metrics file?")
+    return numbers
+
+
+def _is_share(key: str) -> bool:
+    return key.endswith(("_clean", "_robust", "_accuracy"))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``config.toml``, whatever it holds."""
+    path = folder / CONFIG
+    try:
+        content: dict[str, Any] = sound(path, tomllib.loads(read_text(path, MIB)))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+    except InputError:
+        raise
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not valid TOML: nested too deeply, or a number too long") from None
+    return content
+
+
+def labelled(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> tuple[list[Run], list[Evaluation]]:
+    """The same with their labels set; an evaluation without a name of its own takes its run's."""
+    names = unique([run.name for run in runs], [_hints_of_run(run) for run in runs])
+    runs = [replace(run, label=name) for run, name in zip(runs, names, strict=True)]
+    owners = owners_of(evaluations, runs)
+    wanted = [run.label if run else _own_name(e) for run, e in zip(owners, evaluations, strict=True)]
+    labels = unique(wanted, [_hints_of_evaluation(evaluation) for evaluation in evaluations])
+    taken = {*names, *labels}
+    labels = [
+        _other(label, e.folder, taken) if run is None and label in names else label
+        for label, e, run in zip(labels, evaluations, owners, strict=True)
+    ]
+    return runs, [
+        replace(evaluation, label=label, name=evaluation.name or (run.name if run else None))
+        for evaluation, label, run in zip(evaluations, labels, owners, strict=True)
+    ]
+
+
+def owners_of(evaluations: Sequence[Evaluation], runs: Sequence[Run]) -> list[Run | None]:
+    """The run that each evaluation judges: the one that holds it, that its target names, or that has its weights."""
+    places = _Places(runs)
+    return [places.owner(evaluation) for evaluation in evaluations]
+
+
+class _Places:
+    """Where the runs are, so that ten thousand evaluations find theirs among ten thousand."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        self._at: dict[Path, int] = {}
+        self._named: dict[str, list[int]] = defaultdict(list)
+        for number, run in enumerate(runs):
+            folder = run.folder.resolve()
+            self._at.setdefault(folder, number)
+            self._named[folder.name].append(number)
+
+    @cached_property
+    def _weights(self) -> dict[str, Run]:
+        return {checksum: run for run in reversed(self._runs) for checksum in run.checksums()}
+
+    def owner(self, evaluation: Evaluation) -> Run | None:
+        target = Path(evaluation.target)
+        places = [place for path in (evaluation.folder, target) if (place := _place(path)) is not None]
+        around = [self._at[above] for place in places for above in (place, *place.parents) if above in self._at]
+        if around:
+            return self._runs[min(around)]
+        if evaluation.checkpoint and evaluation.checkpoint in self._weights:
+            return self._weights[evaluation.checkpoint]
+        alike = {number for path in (target, target.parent) for number in self._like(path)}
+        return self._runs[alike.pop()] if len(alike) == 1 else None
+
+    def _like(self, path: Path) -> list[int]:
+        """The runs that a path, relative to who knows where, may be."""
+        tail = path.parts
+        return [n for n in self._named.get(path.name, ()) if self._runs[n].folder.resolve().parts[-len(tail) :] == tail]
+
+
+def _place(path: Path) -> Path | None:
+    """Where a path leads, if it is one: a file may hold any words."""
+    try:
+        return path.resolve() if path.parts and path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def unique(names: Sequence[str], hints: Sequence[Sequence[str]]) -> list[str]:
+    """Names that occur twice get the first hint that tells their bearers apart."""
+    groups = defaultdict(list)
+    for number, name in enumerate(names):
+        groups[name].append(number)
+    labels = list(names)
+    for name, members in groups.items():
+        if len(members) > 1:
+            for number, hint in zip(members, _telling([hints[member] for member in members]), strict=True):
+                labels[number] = f"{name} · {hint}"
+    return labels
+
+
+def _other(name: str, folder: Path, taken: Collection[str]) -> str:
+    """The name with as much of the folder as nobody else has; it is not the run of that name that was judged."""
+    hints = chain(_tails(folder), map(str, count(2)))
+    return next(label for hint in hints if (label := f"{name} · {hint}") not in taken)
+
+
+def _telling(hints: list[Sequence[str]]) -> list[str]:
+    for column in zip(*hints, strict=False):
+        if len(set(column)) == len(column):
+            return list(column)
+    return [str(number) for number in range(1, len(hints) + 1)]
+
+
+def _own_name(evaluation: Evaluation) -> str:
+    return evaluation.name or Path(evaluation.target).name or evaluation.folder.name
+
+
+def _hints_of_run(run: Run) -> list[str]:
+    return [f"seed {run.seed}", *_tails(run.folder)]
+
+
+def _hints_of_evaluation(evaluation: Evaluation) -> list[str]:
+    eps = ", ".join(radius.written for radius in evaluation.eps)
+    seed = f"seed {evaluation.seed}"
+    return [seed, evaluation.weights, evaluation.norm, f"eps {eps}", evaluation.data, *_tails(evaluation.folder)]
+
+
+def _tails(folder: Path) -> list[str]:
+    """The last part of a path, the last two, and so on."""
+    parts = folder.resolve().parts
+    return ["/".join(parts[-length:]).replace("//", "/") for length in range(1, len(parts) + 1)]
+
+
+SWEEP, POINTS = "sweep.json", "points"
+SETTINGS = 50
+"""A grid over more settings is none that anybody swept."""
+
+
+@dataclass(frozen=True)
+class ScoredPoint:
+    """One point of the grid."""
+
+    point: Mapping[str, str]
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A sweep; ``config`` is the configuration of one of its runs, where there is one."""
+
+    folder: Path
+    recipe: str
+    grid: Mapping[str, Sequence[str]]
+    points: Sequence[ScoredPoint]
+    scored: str
+    config: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """How many points the grid has."""
+        size = 1
+        for values in self.grid.values():
+            size *= len(values)
+        return size
+
+
+def read_sweep(folder: Path) -> Sweep | None:
+    """Read a sweep; None where ``sweep.json`` is somebody else's."""
+    path = folder / SWEEP
+    content = read_json(path, "give the same widemargin sweep again, which writes it anew")
+    if not isinstance(content, dict) or not {"grid", "points"} <= content.keys():
+        return None
+    file = Fields(path, content)
+    grid = {key: file.table("grid").texts(key) for key in file.table("grid").values}
+    if not 1 <= len(grid) <= SETTINGS or not all(grid.values()):
+        raise InputError(f"{path}: grid must have values for 1 to {SETTINGS} settings")
+    rows = file.tables("points")
+    values = {key: frozenset(grid[key]) for key in grid}
+    scored = [row.table("results").text("scored") for row in rows]
+    return Sweep(
+        folder=folder,
+        recipe=file.text("recipe", folder.name),
+        grid=grid,
+        points=[point for row in rows if (point := _point(row, values)) is not None],
+        scored=next(filter(None, scored), "score"),
+        config=_config_of_a_point(folder / POINTS),
+    )
+
+
+def _said(point: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in point.items())
+
+
+def _config_of_a_point(points: Path) -> Mapping[str, Any]:
+    """Of the first that has a readable one."""
+    for path in sorted(points.glob(f"*/{CONFIG}")):
+        with suppress(InputError):
+            return read_config(path.parent)
+    return {}
+
+
+def _point(row: Fields, grid: Mapping[str, Collection[str]]) -> ScoredPoint | None:
+    score = row.table("results").number("score")
+    point = row.table("point").words()
+    if point.keys() != grid.keys() or any(point[key] not in grid[key] for key in grid):
+        raise InputError(f"{row.path}: {row.prefix}point is not a point of the grid: {shortened(_said(point))}")
+    return None if score is None else ScoredPoint(point, score)
+
+
+@dataclass
+class Findings:
+    """What was found, in the order of the folders given."""
+
+    runs: list[Run] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    sweeps: list[Sweep] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    """Why a file could not be shown, a line each."""
+
+    def labels(self) -> list[str]:
+        """Every label once, in order; a label's place here is its color."""
+        names = [*(run.label for run in self.runs), *(evaluation.label for evaluation in self.evaluations)]
+        return list(dict.fromkeys(names))
+
+    def color(self, label: str) -> int:
+        """The number of a label's color, the same in every figure."""
+        return self._colors[label]
+
+    @cached_property
+    def _colors(self) -> dict[str, int]:
+        return {label: number for number, label in enumerate(self.labels())}
+
+
+def search(folders: Sequence[Path]) -> Findings:
+    """Everything in the folders; a folder in which there is nothing to show is a mistake.
+
+    A file that cannot be shown is one line of ``faults``, and the rest is shown.
+    """
+    found, seen = Findings(), set[Path]()
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder} is not a folder; give run, evaluation or sweep folders")
+        before = _count(found)
+        known, wrong = len(seen), len(found.faults)
+        for inside in _folders(folder, found.faults):
+            if inside.resolve() not in seen:
+                seen.add(inside.resolve())
+                _read(inside, found)
+        if _count(found) == before and len(seen) > known and len(found.faults) == wrong:
+            raise InputError(f"{folder} holds no run, evaluation, sweep or result; was it the right folder?")
+    if _count(found) == 0 and found.faults:
+        more = f" (and {len(found.faults) - 1:,} more)" if len(found.faults) > 1 else ""
+        raise InputError(f"nothing can be shown: {found.faults[0]}{more}")
+    found.runs, found.evaluations = labelled(found.runs, told_by_jobs(found.evaluations))
+    return found
+
+
+def _count(found: Findings) -> int:
+    return len(found.runs) + len(found.evaluations) + len(found.sweeps)
+
+
+def _folders(folder: Path, faults: list[str]) -> Iterator[Path]:
+    """The folder and those inside it; not hidden ones, and not the runs of a sweep, which its map shows."""
+
+    def closed(error: OSError) -> None:
+        faults.append(visible(f"cannot look into {error.filename}: {error.strerror or error}"))
+
+    for here, inside, files in os.walk(folder, onerror=closed):
+        if not os.access(here, os.X_OK):
+            closed(PermissionError(errno.EACCES, os.strerror(errno.EACCES), here))
+            inside.clear()
+            continue
+        inside[:] = sorted(
+            name for name in inside if not name.startswith(".") and not (name == POINTS and SWEEP in files)
+        )
+        yield Path(here)
+
+
+def _read(folder: Path, found: Findings) -> None:
+    evaluation = attempted(partial(_evaluation, faults=found.faults), folder, found.faults)
+    if evaluation is not None:
+        found.evaluations.append(evaluation)
+    if (folder / RESULT).is_file() and (result := attempted(read_result, folder, found.faults)) is not None:
+        found.evaluations.append(result)
+    if (folder / SWEEP).is_file() and (sweep := attempted(read_sweep, folder, found.faults)) is not None:
+        found.sweeps.append(sweep)
+    if attempted(is_run, folder, found.faults):
+        run = read_run(folder, found.faults)
+        if run.config or not run.unread:
+            found.runs.append(run)
+
+
+def _evaluation(folder: Path, faults: list[str]) -> Evaluation | None:
+    if (folder / REPORT).is_file():
+        return read_evaluation(folder, faults)
+    return read_unfinished(folder, faults) if is_unfinished_evaluation(folder) else None

@@ -1,0 +1,218 @@
+"""Charts as SVG that stands inside a page: colors come from the page's style, so they follow light and dark.
+
+From numbers to places on a chart, and which numbers to write on an axis.
+
+What every chart shares: the SVG around it, its axes, and its name for those who do not see it.
+
+One line of a chart, and the key that names the lines.
+
+Bins for margins: of equal width, with an edge at zero, where right and wrong meet.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+TINY = 1e-200
+"""A range below is none: its steps would be lost in the last bits of a float."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear scale from ``low``..``high`` to ``start``..``end`` in the units of the picture."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """Where a value lies."""
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A marked value and what is written there."""
+
+    value: float
+    text: str
+
+
+def span(values: Sequence[float], *, zero: bool = False) -> tuple[float, float]:
+    """The range of the values, never empty."""
+    low, high = min(values), max(values)
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    size = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * size, TINY):
+        pad = abs(high) * 0.05 if size > TINY else 0.5
+        return low - pad, high + pad
+    return low, high
+
+
+def ticks(low: float, high: float, wanted: int = 5) -> list[Tick]:
+    """Round values that cover low..high; the first and last are the ends of the axis."""
+    step = nice_step((high - low) / wanted)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [Tick(number * step, _written(number * step, step)) for number in range(first, last + 1)]
+
+
+def _written(value: float, step: float) -> str:
+    """A value with as many digits as its step needs; very large and very small ones with an exponent."""
+    if not 5e-4 <= step < 2e4:
+        return f"{value:.3g}"
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9) + (1 if _is_quarter(step) else 0))
+    return f"{value:.{decimals}f}"
+
+
+def whole_ticks(low: float, high: float, wanted: int = 5) -> list[Tick]:
+    """Whole numbers inside low..high, for epochs."""
+    step = max(1, round(nice_step((high - low) / wanted)))
+    first = math.ceil(low / step) * step
+    inside = range(first, math.floor(high) + 1, step)
+    values = [low, *(v for v in inside if v - low >= step / 2)] if low == 1 and step > 1 else list(inside)
+    return [Tick(float(value), f"{value:g}") for value in values]
+
+
+def nice_step(rough: float) -> float:
+    """The round number just above."""
+    power: float = 10.0 ** math.floor(math.log10(rough))
+    return next((step * power for step in STEPS if rough <= step * power * (1 + 1e-9)), 10 * power)
+
+
+def _is_quarter(step: float) -> bool:
+    """Whether the step is 2.5, 0.25 and so on, which needs a digit more."""
+    return math.isclose(step / 10 ** math.floor(math.log10(step) + 1e-9), 2.5)
+
+
+WIDTH, HEIGHT = 360.0, 236.0
+LEFT, RIGHT, TOP, BOTTOM = 42.0, 14.0, 26.0, 38.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A chart's name, what it shows in words, and what its axes measure."""
+
+    id: str
+    title: str
+    description: str
+    x: str
+    y: str
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Both scales with their ticks."""
+
+    x: Scale
+    y: Scale
+    x_ticks: Sequence[Tick]
+    y_ticks: Sequence[Tick]
+
+
+def axes(x_range: tuple[float, float], x_ticks: Sequence[Tick], y_ticks: Sequence[Tick]) -> Axes:
+    """Axes over the usual plot area; the y axis goes from its first to its last tick."""
+    x = Scale(*x_range, LEFT, WIDTH - RIGHT)
+    y = Scale(y_ticks[0].value, y_ticks[-1].value, HEIGHT - BOTTOM, TOP)
+    return Axes(x, y, x_ticks, y_ticks)
+
+
+def svg(text: Text, body: Markup, *, height: float = HEIGHT) -> Markup:
+    """The picture: a named image for a screen reader, scaled to the width there is."""
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-labelledby="{id}-t {id}-d">'
+        '<title id="{id}-t">{title}</title><desc id="{id}-d">{description}</desc>{body}</svg>'
+    ).format(width=WIDTH, height=height, id=text.id, title=text.title, description=text.description, body=body)
+
+
+def framed(text: Text, on: Axes, body: Markup) -> Markup:
+    """A chart with axes: quiet horizontal lines, numbers, units."""
+    return svg(text, _y_axis(on) + _x_axis(on) + body + _units(text))
+
+
+def _y_axis(on: Axes) -> Markup:
+    row = Markup(
+        '<line class="grid" x1="{left:g}" x2="{right:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        '<text class="tick" x="{at:g}" y="{y:.1f}" dy="3.5" text-anchor="end">{text}</text>'
+    )
+    rows = [
+        row.format(left=LEFT, right=WIDTH - RIGHT, y=on.y(t.value), at=LEFT - 6, text=minus(t.text)) for t in on.y_ticks
+    ]
+    return Markup("").join(rows)
+
+
+def _x_axis(on: Axes) -> Markup:
+    bottom = HEIGHT - BOTTOM
+    line = Markup('<line class="axis" x1="{0:g}" x2="{1:g}" y1="{2:g}" y2="{2:g}"/>').format(
+        LEFT, WIDTH - RIGHT, bottom
+    )
+    mark = Markup(
+        '<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{y:g}" y2="{end:g}"/>'
+        '<text class="tick" x="{x:.1f}" y="{at:g}" text-anchor="middle">{text}</text>'
+    )
+    marks = [
+        mark.format(x=on.x(t.value), y=bottom, end=bottom + 4, at=bottom + 16, text=minus(t.text)) for t in on.x_ticks
+    ]
+    return line + Markup("").join(marks)
+
+
+def minus(text: str) -> str:
+    """A number with a true minus sign, as wide as the digits."""
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def _units(text: Text) -> Markup:
+    return Markup(
+        '<text class="unit" x="{x:g}" y="{y:g}" text-anchor="end">{across}</text>'
+        '<text class="unit" x="0" y="11">{up}</text>'
+    ).format(x=WIDTH - RIGHT, y=HEIGHT - 5, across=text.x, up=text.y)
+
+
+COLORS = 8
+"""How many colors the page's style has; further series repeat them dashed."""
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points with a name and a color; ``spread`` is the half-width of a band around each point."""
+
+    label: str
+    color: int
+    points: Points
+    spread: Sequence[float] = ()
+
+
+def color_class(number: int) -> str:
+    """The style's class for the color of this number."""
+    dashes = ("", " dashed", " dotted")[number // COLORS % 3]
+    return f"c{number % COLORS}{dashes}"
+
+
+def legend(entries: Sequence[tuple[str, int]]) -> Markup:
+    """Which color is whose."""
+    entry = Markup(
+        '<li class="{style}"><svg class="swatch" viewBox="0 0 22 8" aria-hidden="true">'
+        '<path class="line" d="M1 4H21"/></svg>{label}</li>'
+    )
+    items = Markup("").join(entry.format(style=color_class(color), label=label) for label, color in entries)
+    return Markup('<ul class="legend">{}</ul>').format(items)
+
+
+BINS = 60
+BinsTINY = 1e-200
+"""A range below is none: its edges would be lost in the last bits of a float."""
+
+
+def edges(low: float, high: float, bins: int = BINS) -> list[float]:
+    """Bins of equal width from low to high with an edge at 0, so that no bar mixes right and wrong."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    width = (high - low) / bins if high - low > BinsTINY else 1.0 / bins
+    first, last = int(np.floor(low / width)), max(int(np.ceil(high / width)), 1)
+    return [number * width for number in range(first, last + 1)]

@@ -1,1 +1,0 @@
-"""Runs and measurements as pictures and tables; reads results, never trains."""

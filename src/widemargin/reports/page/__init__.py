@@ -1,1 +1,0 @@
-"""The page: one module for each section, and a template for how it looks."""

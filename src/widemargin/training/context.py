@@ -1,0 +1,79 @@
+"""How a run trains beside its configuration: options of a call, which ``config.toml`` does not hold.
+
+A run under way: what stays the same while it trains, and whether it is to stop.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from widemargin.config.run import RunConfig
+from widemargin.core.checks import check_count, check_number, choice
+from widemargin.core.signals import Stop
+from widemargin.data.batches import Batches
+from widemargin.distributed.group import ALONE, Processes
+from widemargin.engine.plan import Plan
+from widemargin.training.graphed_step import Steps
+from widemargin.training.nonfinite import ON_NONFINITE
+from widemargin.training.setup import Splits
+from widemargin.training.step import StepContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What each means is told at ``train``."""
+
+    engine: str = "auto"
+    on_nonfinite: str = "stop"
+    sync_bn: bool | None = None
+    checkpoint_every: int | None = None
+    deterministic: bool = False
+    checkpoint_pause: float = 0.0
+
+    def __post_init__(self) -> None:
+        choice("", "--on-nonfinite", self.on_nonfinite, ON_NONFINITE)
+        if self.checkpoint_every is not None:
+            check_count("--checkpoint-every", self.checkpoint_every)
+        check_number(
+            "checkpoint_pause",
+            self.checkpoint_pause,
+            fits=lambda seconds: seconds >= 0,
+            rule="a number of seconds, 0 or more",
+            hint="0 saves at the end of every epoch",
+        )
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What stays the same while a run trains."""
+
+    config: RunConfig
+    folder: Path
+    splits: Splits
+    batches: Batches
+    steps: Steps
+    plan: Plan
+    options: RunOptions
+    deadline: float
+    stop: Stop
+    group: Processes = ALONE
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time given is over."""
+        return time.monotonic() >= self.deadline
+
+    @property
+    def over(self) -> bool:
+        """Whether to stop at the next step boundary: the time is over, or a signal asked for it, in some process."""
+        return self.group.any(self.out_of_time or self.stop.asked is not None)
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal asked to stop, in some process."""
+        return self.group.any(self.stop.asked is not None)
+
+    def moment(self, epoch: int, step: int) -> StepContext:
+        """That step of that epoch."""
+        steps = self.batches.steps_per_epoch
+        return StepContext(seed=self.config.seed, epoch=epoch, step=step, steps_per_epoch=steps)

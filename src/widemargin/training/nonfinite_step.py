@@ -1,0 +1,211 @@
+"""A step that was not finite, kept so that it can be taken again and looked at.
+
+``nonfinite.safetensors`` holds the networks' weights before the step, the batch as the step saw it and, where they were
+looked at, the step's values; ``nonfinite.json`` holds the moment, the configuration and what was at fault. ``replay``
+takes the step again, up to the update, with the same random numbers.
+
+The refusal to go on with numbers that are none: a run ends at such a step, and nothing of it is saved as weights.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+
+from widemargin.config.checkpoint import software_versions
+from widemargin.config.run import RunConfig
+from widemargin.config.toml import from_dict, to_dict
+from widemargin.core.device import choose_device
+from widemargin.core.files import write_atomic, write_text_atomic
+from widemargin.data.batches import Batch
+from widemargin.data.image_set import ImageSet
+from widemargin.engine.plan import make_plan
+from widemargin.errors import InputError
+from widemargin.training.context import RunContext
+from widemargin.training.graphed_step import make_steps
+from widemargin.training.nonfinite import GRADIENT, NonfiniteStep, Tensors
+from widemargin.training.setup import make_state
+from widemargin.training.state import TrainState, mean_loss
+from widemargin.training.step import StepContext
+from widemargin.types import Nets
+
+TENSORS, TABLE = "nonfinite.safetensors", "nonfinite.json"
+FORMAT = "widemargin-nonfinite-1"
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """What a step computed: the values of each sample (B,), and the gradient of each parameter."""
+
+    moment: StepContext
+    indices: list[int]
+    """Where in the training images the samples are."""
+    values: Tensors
+    gradients: Tensors
+
+    @property
+    def at_fault(self) -> list[str]:
+        """The values and gradients that are not finite."""
+        gradients = {f"{GRADIENT} of {name}": value for name, value in self.gradients.items()}
+        return [name for name, value in (self.values | gradients).items() if not bool(value.isfinite().all())]
+
+
+@dataclass
+class _Recorder:
+    """A guard that lets no update through and keeps what it is shown."""
+
+    nets: Nets
+    values: Tensors = field(default_factory=dict)
+    gradients: Tensors = field(default_factory=dict)
+
+    def begin(self, step: int) -> None:
+        """Nothing to note."""
+
+    def remember(self) -> None:
+        """Nothing to keep: the networks are thrown away."""
+
+    def passes(self, values: Tensors) -> bool:
+        """Keep everything; never update."""
+        self.values = {name: value.detach().clone() for name, value in values.items()}
+        for name, net in self.nets.all().items():
+            found = {f"{name}/{key}": p.grad.clone() for key, p in net.named_parameters() if p.grad is not None}
+            self.gradients |= found
+        return False
+
+    def settle(self, values: Tensors) -> Tensors:
+        """As they are."""
+        return values
+
+    def found(self, *, wait: bool) -> NonfiniteStep | None:
+        """Nothing stops a replay."""
+        del wait
+        return None
+
+
+def save_step(
+    folder: Path,
+    nets: Nets,
+    config: RunConfig,
+    batch: Batch,
+    moment: StepContext,
+    found: NonfiniteStep,
+    *,
+    num_classes: int,
+    engine: str,
+) -> None:
+    """Write both files; the networks are as they were before the step."""
+    stored = {"images": batch.images, "labels": batch.labels, "indices": batch.indices}
+    stored |= {f"values/{name}": value for name, value in found.values.items()}
+    for name, net in nets.all().items():
+        stored |= {f"nets/{name}/{key}": value for key, value in net.state_dict().items()}
+    content = save({key: value.detach().cpu().contiguous().clone() for key, value in stored.items()})
+    table = {
+        "format": FORMAT,
+        "at_fault": found.names,
+        "moment": asdict(moment),
+        "indices": batch.indices.tolist(),
+        "num_classes": num_classes,
+        "engine": engine,
+        "device": batch.images.device.type,
+        "versions": software_versions(),
+        "config": to_dict(config),
+    }
+    write_atomic(folder / TENSORS, lambda partial: _write(partial, content))
+    write_text_atomic(folder / TABLE, json.dumps(table, indent=2) + "\n")
+
+
+def _write(partial: Path, content: bytes) -> None:
+    partial.write_bytes(content)
+
+
+def replay(folder: str | Path, *, device: str = "auto", engine: str | None = None) -> ReplayedStep:
+    """Take the kept step of a run folder again, up to the update, with the engine the run had unless told otherwise.
+
+    On the same kind of device, with the same versions, the values are those of the run.
+    """
+    table, tensors = _read(Path(folder))
+    config, moment, chosen = from_dict(table["config"]), StepContext(**table["moment"]), choose_device(device)
+    images, labels, indices = (tensors[name].to(chosen) for name in ("images", "labels", "indices"))
+    state = make_state(config, ImageSet(torch.zeros_like(images[:1]), labels[:1], table["num_classes"], "replay"))
+    for name, net in state.nets.all().items():
+        prefix = f"nets/{name}/"
+        net.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+    plan = make_plan(engine or table["engine"], state.nets.model, tuple(images.shape[1:]), chosen)
+    steps = make_steps(plan, state, config)
+    recorder = _Recorder(state.nets)
+    state.guard = recorder
+    steps(Batch(moment.step, indices, images, labels), moment)
+    return ReplayedStep(moment, indices.tolist(), recorder.values, recorder.gradients)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], Tensors]:
+    path = folder / TABLE
+    if not path.is_file():
+        raise InputError(f"{folder} has no {TABLE}: no step of this run was stopped for a value that is not finite")
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        if table["format"] != FORMAT:
+            raise ValueError(f"the format is {table['format']!r}, this version reads {FORMAT!r}")
+        return table, load_file(folder / TENSORS)
+    except Exception as error:  # whatever a reader makes of files nobody wrote
+        reason = " ".join(str(error).split())
+        raise InputError(f"{folder}: {TABLE} and {TENSORS} cannot be read: {reason}; put back a copy of both") from None
+
+
+MOST = 8
+"""So many indices of a batch are named in an error; ``nonfinite.json`` has all."""
+
+
+def refuse_not_finite(state: TrainState, run: RunContext, *, wait: bool) -> None:
+    """Stop at a step with a value that is not finite; the networks are as they were before it."""
+    found = None if state.guard is None else state.guard.found(wait=wait)
+    if found is None:
+        return
+    moment = run.moment(state.epoch, found.step - state.epoch * run.batches.steps_per_epoch)
+    batch = next(replace(run.batches, rank=0, processes=1).epoch(moment.epoch, moment.step))
+    classes, engine = run.splits.train.num_classes, run.plan.engine
+    with run.group.agreeing():
+        if run.group.first:
+            save_step(run.folder, state.nets, run.config, batch, moment, found, num_classes=classes, engine=engine)
+        raise _not_finite(run.config, run.folder, batch, moment, found)
+
+
+def check_finite(state: TrainState, config: RunConfig) -> None:
+    """Neither the loss nor what the last step made of the weights may go into a checkpoint unless it is a number."""
+    loss = mean_loss(state)
+    if not math.isfinite(loss) and state.sums["samples"] > 0:
+        raise _diverged(config, f"the loss became {loss} in epoch {state.epoch + 1}")
+    finite = [parameter.isfinite().all() for net in state.nets.all().values() for parameter in net.parameters()]
+    if not torch.stack(finite).all():  # one wait for the device
+        raise _diverged(config, f"a weight became infinite or not a number in epoch {state.epoch + 1}")
+
+
+def _not_finite(config: RunConfig, folder: Path, batch: Batch, moment: StepContext, found: NonfiniteStep) -> InputError:
+    """The end of a run at a step that was not finite, after what it takes to repeat the step was saved."""
+    first, *others = found.names
+    what = f"the {first}" if first in ("loss", "gradient") else first
+    also = f" (and {', '.join(others)})" if others else ""
+    indices = ", ".join(map(str, batch.indices[:MOST].tolist())) + (", ..." if len(batch.indices) > MOST else "")
+    step = f"epoch {moment.epoch + 1}, step {moment.step + 1} of {moment.steps_per_epoch}"
+    diverged = _diverged(config, f"{what} became {_seen(found, first)}{also} in {step}, on training images {indices}")
+    return InputError(
+        f"{diverged}; widemargin.training.replay({str(folder)!r}) takes that step again, --on-nonfinite skip leaves "
+        "such steps out"
+    )
+
+
+def _seen(found: NonfiniteStep, name: str) -> str:
+    if name not in found.values:
+        return "infinite or not a number"
+    value = found.values[name]
+    bad = value[~value.isfinite()]
+    return str(float(bad[0])) if len(bad) else "infinite or not a number"  # it was another process that saw it
+
+
+def _diverged(config: RunConfig, what: str) -> InputError:
+    weights = "".join(f" or {penalty.name}.weight ({penalty.weight:g})" for penalty in config.penalties())
+    return InputError(f"{config.name}: {what}; lower optimizer.lr ({config.optimizer.lr:g}){weights}")

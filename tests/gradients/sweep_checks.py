@@ -1,0 +1,126 @@
+"""Every penalty of a model against Jacobians made one sample and one class at a time by stock operators."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from oracles import images, jacobian_rows, labels, seeded
+from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
+from widemargin.core.modes import evaluating
+from widemargin.gradients.sweeps.rules import NotLinear
+from widemargin.gradients.sweeps.tape import record
+from widemargin.regularizers import InputGradient
+from widemargin.regularizers.emr import orthonormal_directions
+
+PENALTIES = {
+    "approximate": ApproximateEMR(temperature=0.7),
+    "exact": ExactEMR(),
+    "exact in chunks": ExactEMR(classes_at_once=2),
+    "stochastic": StochasticEMR(projections=2),
+    "input gradient": InputGradient(),
+}
+
+
+class Apply(nn.Module):
+    """A function as a layer; ``sizes`` are the shapes of learnable tensors it takes after its input."""
+
+    def __init__(self, function: Callable[..., Tensor], *sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.function = function
+        self.learned = nn.ParameterList(nn.Parameter(torch.randn(size)) for size in sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.learned)
+
+
+def net(*layers: nn.Module, shape: tuple[int, ...], num_classes: int = 3) -> nn.Module:
+    """The layers, then a linear classifier of all they give; uncommon statistics in every batch norm."""
+    body = nn.Sequential(*layers)
+    for module in body.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            if module.affine:
+                nn.init.normal_(module.weight)
+                nn.init.normal_(module.bias)
+    with torch.no_grad(), evaluating(body):
+        size = body(torch.rand(2, *shape)).flatten(1).shape[1]
+    return nn.Sequential(body, nn.Flatten(), nn.Linear(size, num_classes))
+
+
+def drawn() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def penalty_of(name: str, model: nn.Module, x: Tensor, num_classes: int = 3) -> Tensor:
+    penalty: Tensor = PENALTIES[name](model, x, labels(len(x), num_classes), generator=drawn())
+    return penalty
+
+
+def penalties_slowly(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The same penalties (B,), from Jacobians that carry their graphs."""
+    pairs = [jacobian_rows(model, sample, create_graph=True) for sample in x.split(1)]
+    logits, rows = (torch.stack(each) for each in zip(*pairs, strict=True))
+    num_classes = logits.shape[1]
+    directions = orthonormal_directions(logits.detach(), 2, drawn()) * math.sqrt(num_classes / 2)
+    error = torch.softmax(logits, 1) - nn.functional.one_hot(labels(len(x), num_classes), num_classes)
+    exact = rows.square().sum((1, 2))
+    return {
+        "approximate": _of(torch.softmax(logits.detach() / 0.7, 1)[None], rows),
+        "exact": exact,
+        "exact in chunks": exact,
+        "stochastic": _of(directions, rows),
+        "input gradient": _of(error[None], rows),
+    }
+
+
+def _of(cotangents: Tensor, rows: Tensor) -> Tensor:
+    return torch.einsum("mbk,bkd->mbd", cotangents, rows).square().sum((0, 2))
+
+
+def is_recorded(model: nn.Module, x: Tensor) -> bool:
+    """Whether the sweeps take this model; otherwise it is left to double backward."""
+    trained = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    try:
+        with evaluating(model):
+            record(model, x, trained)
+    except NotLinear:
+        return False
+    return True
+
+
+def uneven_gradients(model: nn.Module, penalty: Tensor) -> dict[str, Tensor]:
+    """Of a combination of the samples with weights of both signs; keeps the graph."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    weights = torch.linspace(-1.0, 2.0, len(penalty), dtype=penalty.dtype)
+    found = torch.autograd.grad((weights * penalty).sum(), list(trained.values()), retain_graph=True, allow_unused=True)
+    pairs = zip(trained.items(), found, strict=True)
+    return {name: torch.zeros_like(p) if gradient is None else gradient for (name, p), gradient in pairs}
+
+
+def check(model: nn.Module, x: Tensor, *, recorded: bool = True, like: nn.Module | None = None) -> None:
+    """Values and gradients of every penalty; ``recorded``: that the sweeps did it, or that they left it.
+
+    ``like``: a model that computes the same in a simpler way, and is asked in place of the model itself.
+    """
+    assert is_recorded(model, x) == recorded
+    simple = model if like is None else like
+    for name, expected in penalties_slowly(simple, x).items():
+        actual = penalty_of(name, model, x, num_classes=_classes(model, x))
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+        gradients = uneven_gradients(model, actual)
+        for key, right in uneven_gradients(simple, expected).items():
+            what = f"{name}, {key}"
+            torch.testing.assert_close(gradients[key], right, rtol=1e-7, atol=1e-10, msg=lambda m, w=what: f"{w}: {m}")
+
+
+def _classes(model: nn.Module, x: Tensor) -> int:
+    with torch.no_grad(), evaluating(model):
+        return int(model(x[:1]).shape[1])
+
+
+def check_layers(*layers: Callable[[], nn.Module], shape: tuple[int, ...], recorded: bool = True) -> None:
+    model = seeded(0, lambda: net(*(make() for make in layers), shape=shape))
+    check(model, images(3, *shape), recorded=recorded)

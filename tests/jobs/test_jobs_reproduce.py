@@ -1,0 +1,165 @@
+import json
+import re
+
+import pytest
+
+from widemargin.cli import reproduce as reproduce_module
+from widemargin.cli.main import run
+from widemargin.config.toml import to_toml
+from widemargin.recipes import all_recipes, find_recipe
+from widemargin.recipes.tables import all_tables
+from widemargin.training import graphed_step as steps_module
+
+ROWS = {"table1": 16, "table2": 14, "table3": 14, "table4": 4, "approximation": 8, "resnet18": 6}
+OURS = {"resnet18-emr": 5, "wrn-more": 3, "baselines": 4}
+
+
+def test_every_recipe_but_the_demo_and_a_variant_of_l_softmax_is_in_a_table():
+    rows = {row.recipe.name for table in all_tables().values() for row in table.rows}
+    assert {name for name in all_recipes() if not name.startswith("demo/") and "-m4-" not in name} == rows
+
+
+def test_the_tables_have_the_papers_rows():
+    assert {name: len(table.rows) for name, table in all_tables().items()} == ROWS | OURS
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        ("table1", "st-lsoftmax-wd0.001,at-emr"),
+        ("table2", "st-emr"),
+        ("table3", None),
+        ("table4", "cifar-resnet18/trades-emr-clean"),
+        ("approximation", "mnist-mlp/at-approximate-emr"),
+        ("wrn-more", None),
+    ],
+)
+def test_quick_rows_train_are_judged_and_compared(table, rows, tmp_path, capsys):
+    command = ["reproduce", table, "--quick", "--out", str(tmp_path), "--device", "cpu"]
+    assert run(command + (["--rows", rows] if rows else [])) == 0
+    said = capsys.readouterr()
+    assert "the numbers mean nothing" in said.err
+    assert "the numbers mean nothing" in said.out
+    wanted = rows.split(",") if rows else [row.recipe.name for row in all_tables()[table].rows]
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("*/seed-0/result.json")]
+    assert len(results) == len(wanted)
+    assert all(name.split("/")[-1] in said.out for name in wanted), "a row's name is cut"
+    for result in results:
+        assert result["quick"] is True
+        assert result["config"]["epochs"] == 2
+        assert all(0 <= value <= 100 for value in result["accuracy"].values())
+        assert ("margin_test" in result) == (table in ("table1", "table2", "approximation"))
+    assert (tmp_path / f"{table}.md").read_text().count("\n| ") == len(wanted) + 1
+
+
+def test_several_tables_share_what_they_have_in_common(tmp_path, capsys):
+    command = ["reproduce", "table1,approximation", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    assert run([*command, "--rows", "mnist-mlp/st-emr,st-wd0.01,mnist-mlp/st-approximate-emr"]) == 0
+    assert "1/3 mnist-mlp/st-emr, seed 0" in capsys.readouterr().err
+    assert len(list(tmp_path.glob("*/seed-0/result.json"))) == 3
+    rows = [(tmp_path / f"{name}.md").read_text().count("\n| ") - 1 for name in ("table1", "approximation")]
+    assert rows == [2, 2]
+    assert run([*command, "--rows", "st-emr,nonsense"]) == 2
+    assert "--rows: 'nonsense' is not in this table; its rows are mnist-mlp/st-wd0.1," in capsys.readouterr().err
+    assert run(["reproduce", "table1,nonsense", "--quick", "--out", str(tmp_path)]) == 2
+    assert "unknown table 'nonsense'" in capsys.readouterr().err
+
+
+def test_rows_of_two_networks_have_the_network_before_their_name(tmp_path, capsys):
+    command = ["reproduce", "approximation", "--quick", "--device", "cpu", "--out", str(tmp_path), "--max-time", "1s"]
+    run([*command, "--rows", "mnist-mlp/at-approximate-emr,cifar-cnn/at-approximate-emr"])
+    said = capsys.readouterr().out
+    assert "mnist-mlp/at-approximate-emr" in said
+    assert "cifar-cnn/at-approximate-emr" in said
+
+
+def test_what_one_table_has_anyway_is_judged_for_the_other(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(reproduce_module.Crew, "do", lambda self, tasks: begun.extend(tasks) or [])
+    monkeypatch.setattr(reproduce_module.Task, "done", True)
+    monkeypatch.setattr(reproduce_module, "_report", lambda *_: None)
+    command = ["reproduce", "table1,resnet18", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    rows = ["--rows", "mnist-mlp/at-emr,cifar-resnet18/at", "--judge-rows", "mnist-mlp/at-emr,cifar-resnet18/at"]
+    assert run([*command, *rows, "--judge-with", "autoattack"]) == 0
+    names = [(task.job.row.recipe.name, task.judgment) for task in begun]
+    assert names == [("mnist-mlp/at-emr", None), ("cifar-resnet18/at", None), ("mnist-mlp/at-emr", "autoattack")]
+
+
+class TestGoingOn:
+    """Three rows, one of them cut off in the middle."""
+
+    COMMAND = ("reproduce", "resnet18", "--quick", "--rows", "at,at-igr,at-emr", "--device", "cpu")
+
+    def test_after_an_interruption_done_rows_are_skipped_and_the_rest_is_the_same(self, tmp_path, monkeypatch, capsys):
+        whole, cut = tmp_path / "whole", tmp_path / "cut"
+        assert run([*self.COMMAND, "--out", str(whole)]) == 0
+        real, steps = steps_module.train_step, iter(range(100))
+
+        def interrupted(*args, **options):
+            if next(steps) == 6:  # four steps a row: in the second row
+                raise KeyboardInterrupt
+            return real(*args, **options)
+
+        monkeypatch.setattr(steps_module, "train_step", interrupted)
+        assert run([*self.COMMAND, "--out", str(cut)]) == 130
+        monkeypatch.undo()
+        capsys.readouterr()
+        assert run([*self.COMMAND, "--out", str(cut)]) == 0
+        assert capsys.readouterr().err.count("done before") == 1
+        for name in ("at", "at-igr", "at-emr"):
+            ours, theirs = (
+                json.loads((out / f"cifar-resnet18-{name}" / "seed-0" / "result.json").read_text())
+                for out in (whole, cut)
+            )
+            assert ours["accuracy"] == theirs["accuracy"]
+
+    def test_seeds_are_averaged(self, tmp_path, capsys):
+        command = ["reproduce", "resnet18", "--quick", "--rows", "at", "--device", "cpu", "--seeds", "0,1"]
+        assert run([*command, "--out", str(tmp_path)]) == 0
+        assert len(list(tmp_path.glob("cifar-resnet18-at/seed-*/result.json"))) == 2
+
+    def test_quick_and_full_results_are_not_mixed(self, tmp_path, capsys):
+        folder = tmp_path / "cifar-resnet18-at" / "seed-0"
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps({"quick": False, "accuracy": {}}))
+        assert run(["reproduce", "resnet18", "--quick", "--rows", "at", "--out", str(tmp_path)]) == 2
+        assert "choose another --out" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("part", "before", "code"),
+        [("margin", 1, 0), ("every", 7, 0), ("margin", 4, 2)],  # as it is now, what is only watched, another head
+    )
+    def test_a_job_of_what_the_recipe_was_before_is_not_taken_for_one_of_it(self, part, before, code, tmp_path, capsys):
+        name, numbers = "at-lsoftmax-wd0.01", {"clean": 50.61, "pgd20": 49.48}
+        config = re.sub(
+            rf"\n{part} = \d+\n", f"\n{part} = {before}\n", to_toml(find_recipe(f"mnist-mlp/{name}").config)
+        )
+        job = tmp_path / f"mnist-mlp-{name}" / "seed-0"
+        (job / "run").mkdir(parents=True)
+        (job / "run" / "config.toml").write_text(config)
+        margins = {name: {"mean": 2.34} for name in ("margin_train", "margin_test")}
+        (job / "result.json").write_text(json.dumps({"quick": False, "accuracy": numbers} | margins))
+        assert run(["reproduce", "table1", "--rows", name, "--device", "cpu", "--out", str(tmp_path)]) == code
+        said = capsys.readouterr()
+        assert ("50.61" in said.out) == (code == 0)
+        assert ("as another version defines it (head.margin: 1 here, 4 there); choose another" in said.err) == bool(
+            code
+        )
+
+    def test_time_is_out(self, tmp_path, capsys):
+        assert run([*self.COMMAND, "--out", str(tmp_path), "--max-time", "0.001s"]) == 0
+        assert "time is out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table9"], "unknown table 'table9'; known are table1"),
+        (["table1", "--rows", "nope"], "'nope' is not in this table; its rows are mnist-mlp/st-wd0.1"),
+        (["table1", "--seeds", "0,x"], "--seeds: '0,x'"),
+        (["table1", "--seeds", "1,1"], "--seeds: '1,1'"),
+    ],
+)
+def test_mistakes(arguments, message, tmp_path, capsys):
+    assert run(["reproduce", *arguments, "--quick", "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err

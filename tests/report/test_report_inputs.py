@@ -1,0 +1,419 @@
+"""What a report reads: partial files work, wrong ones are refused in one line, names are unique."""
+
+import gc
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from job_folders import write_job
+from report_folders import write_checkpoint, write_evaluation, write_gallery, write_result, write_run, write_sweep
+from widemargin import InputError
+from widemargin.evaluation.report import Evaluation, Examples, Radius, read_gallery
+from widemargin.report.findings import owners_of, search, unique
+from widemargin.report.page import breakdowns
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def refused(folder):
+    """Why the one file that is wrong is not shown; with nothing else to show there is no page."""
+    try:
+        (message,) = search([folder]).faults
+    except InputError as error:
+        message = str(error)
+    assert "\n" not in message
+    return message
+
+
+BAD_REPORTS = {
+    "not JSON": ('{"format": ', "not valid JSON"),
+    "a later format": ('{"format": "widemargin-evaluation-2"}', "widemargin-evaluation-2"),
+    "no accuracy": ('{"format": "widemargin-evaluation-1"}', "no accuracy"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_REPORTS)
+def test_a_bad_report(tmp_path, case):
+    text, says = BAD_REPORTS[case]
+    write_evaluation(tmp_path / "e", count=5)
+    (tmp_path / "e" / "report.json").write_text(text)
+    message = refused(tmp_path)
+    assert says in message
+    assert "report.json" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"accuracy": {"clean": "high"}}, "accuracy.clean must be a number, got 'high'"),
+        ({"accuracy": [1]}, "accuracy must be a table"),
+        ({"eps": 0.1}, "eps must be a list"),
+        ({"eps": [{"written": "8/255"}]}, "eps[0].value is missing"),
+        ({"alarms": ["x"]}, "alarms[0] must be a table"),
+        ({"margins": {"all": 3}}, "margins.all must be a table"),
+        ({"curves": {"pgd20": {}}}, "curves.pgd20 must be a list"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path, changes, says):
+    write_evaluation(tmp_path / "e", count=5)
+    edit(tmp_path / "e" / "report.json", **changes)
+    assert says in refused(tmp_path)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    write_evaluation(tmp_path / "e", count=5)
+    (tmp_path / "e" / "report.json").write_bytes(b"\xff\xfe\x00")
+    assert "is not text" in refused(tmp_path)
+
+
+def test_bad_metrics(tmp_path):
+    path = write_run(tmp_path / "run", epochs=3) / "metrics.jsonl"
+    path.write_text(path.read_text().replace('{"epoch": 2', '{"epoch" 2'))
+    assert "metrics.jsonl: line 2 is not valid JSON" in refused(tmp_path)
+    path.write_text('{"loss": 1.0}\n')
+    assert "line 1 has no epoch" in refused(tmp_path)
+    path.write_text("[1]\n")
+    assert "line 1 must be a table" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("alarms", "says"),
+    [("loud", "line 2: alarms must be a list, got 'loud'"), (["a", {}], "line 2: alarms[1] must be words, got {}")],
+)
+def test_bad_alarms_of_training(tmp_path, alarms, says):
+    path = write_run(tmp_path / "run", epochs=1) / "metrics.jsonl"
+    path.write_text(path.read_text() + json.dumps({"epoch": 2, "alarms": alarms}) + "\n")
+    assert f"metrics.jsonl: {says}" in refused(tmp_path)
+
+
+def test_bad_configuration(tmp_path):
+    write_run(tmp_path / "run", epochs=1)
+    (tmp_path / "run" / "config.toml").write_text("name = ")
+    assert "config.toml is not valid TOML" in refused(tmp_path)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"no array at all", b"\x93NUMPY\x01"])
+def test_a_gallery_that_is_no_npz_file_is_refused_and_closed(tmp_path, content):
+    path = tmp_path / "gallery.npz"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"gallery.npz is not a readable .npz file"):
+        read_gallery(path)
+    gc.collect()  # a file left open would say so now
+
+
+def test_a_gallery_of_one_array_is_refused(tmp_path):
+    with (tmp_path / "gallery.npz").open("wb") as stream:
+        np.save(stream, np.zeros(3))
+    with pytest.raises(InputError, match=r"gallery.npz is not a readable .npz file"):
+        read_gallery(tmp_path / "gallery.npz")
+
+
+def test_a_bad_gallery(tmp_path):
+    write_evaluation(tmp_path / "e", count=5, gallery=False)
+    path = tmp_path / "e" / "gallery.npz"
+    path.write_bytes(b"PK\x03\x04 cut off")
+    assert "not a readable .npz" in refused(tmp_path)
+    np.savez(path, images=np.zeros((2, 3, 4, 4), np.uint8))
+    assert "has no 'adversarial'" in refused(tmp_path)
+    np.savez(path, images=np.array([{}], dtype=object))
+    assert "not a readable .npz" in refused(tmp_path)  # and nothing was unpickled
+    write_gallery(path)
+    with np.load(path) as arrays:
+        kept = dict(arrays)
+    np.savez(path, **(kept | {"images": kept["images"].astype(np.float32)}))
+    assert "uint8" in refused(tmp_path)
+    np.savez(path, **(kept | {"labels": kept["labels"][:2]}))
+    assert "one for each image" in refused(tmp_path)
+
+
+def test_a_bad_sweep(tmp_path):
+    write_sweep(tmp_path / "s")
+    path = tmp_path / "s" / "sweep.json"
+    record = json.loads(path.read_text())
+    record["points"][0]["point"]["emr.weight"] = "7"
+    path.write_text(json.dumps(record))
+    assert "not a point of the grid" in refused(tmp_path)
+
+
+def test_nothing_to_show(tmp_path):
+    assert "holds no run, evaluation, sweep or result" in refused(tmp_path)
+    assert "is not a folder" in refused(tmp_path / "nowhere")
+
+
+def test_files_of_others_are_passed_over(tmp_path):
+    write_run(tmp_path / "run", epochs=1)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "report.json").write_text('{"hello": 1}')
+    (other / "result.json").write_text("[]")
+    (other / "sweep.json").write_text("{}")
+    (other / "settings.json").write_text("{}")
+    (other / "config.toml").write_text('title = "a site"')
+    found = search([tmp_path])
+    assert (len(found.runs), len(found.evaluations), len(found.sweeps)) == (1, 0, 0)
+
+
+def test_hidden_folders_and_the_runs_of_a_sweep_are_passed_over(tmp_path):
+    write_sweep(tmp_path / "s")
+    write_run(tmp_path / ".cache" / "run", epochs=1)
+    assert search([tmp_path]).runs == []
+    (tmp_path / "s" / "sweep.json").unlink()  # an unfinished sweep shows its runs
+    assert len(search([tmp_path]).runs) == 1
+
+
+def test_a_folder_given_twice_counts_once(tmp_path):
+    write_run(tmp_path / "runs" / "a", epochs=1)
+    assert len(search([tmp_path, tmp_path / "runs", tmp_path / "runs" / "a"]).runs) == 1
+
+
+def test_metrics_without_a_configuration(tmp_path):
+    folder = write_run(tmp_path / "nameless", epochs=2)
+    (folder / "config.toml").unlink()
+    (run,) = search([tmp_path]).runs
+    assert (run.name, run.planned, run.done, run.finished) == ("nameless", None, 2, False)
+
+
+def test_numbers_that_are_not_finite_leave_a_gap(tmp_path):
+    path = write_run(tmp_path / "run", epochs=3) / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["loss"] = float("nan")
+    path.write_text("".join(json.dumps(line | {"note": "words"}) + "\n" for line in lines))
+    (run,) = search([tmp_path]).runs
+    assert [epoch for epoch, _ in run.curve("loss")] == [1, 3]
+
+
+def test_examples_cut_off_or_missing(tmp_path):
+    write_evaluation(tmp_path / "e", count=10)
+    path = tmp_path / "e" / "examples.jsonl"
+    path.write_text(path.read_text()[:-30])
+    assert len(search([tmp_path]).evaluations[0].examples) == 9
+    path.unlink()
+    assert search([tmp_path]).evaluations[0].examples is None
+
+
+def unfinished(folder, count=30):
+    """An evaluation as it lies on the disk after its first two shards."""
+    report = write_evaluation(folder, count=count)
+    settings = {"attacks": report["attacks"], "eps": [["0.031", 0.031]], "norm": "linf", "seed": 0, "data": "cifar10"}
+    (folder / "settings.json").write_text(json.dumps(settings))
+    lines = (folder / "examples.jsonl").read_text().splitlines()
+    (folder / "shards").mkdir()
+    for number in (0, 1):
+        shard = ['{"shard": 0}', *lines[10 * number : 10 * number + 10]]
+        (folder / "shards" / f"{number:05d}.jsonl").write_text("\n".join(shard) + "\n")
+    (folder / "report.json").unlink()
+    (folder / "examples.jsonl").unlink()
+    return lines[:20]
+
+
+def begun(folder, left):
+    """The same before its first shard is finished; only what is ``left`` lies there."""
+    unfinished(folder)
+    for path in (folder / "shards").iterdir():
+        path.unlink()
+    (folder / "shards" / "00000.sha256").write_text("0" * 64)
+    for path in folder.iterdir():
+        if path.name not in left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_an_evaluation_under_way_shows_what_it_has(tmp_path):
+    write_run(tmp_path / "run", epochs=2)
+    lines = [json.loads(line) for line in unfinished(tmp_path / "run" / "evaluation")]
+    (evaluation,) = search([tmp_path]).evaluations
+    assert not evaluation.finished
+    assert evaluation.count == 20
+    assert evaluation.accuracy["pgd10"] == 100 * sum(line["verdicts"]["pgd10"] for line in lines) / 20
+    assert evaluation.label == evaluation.name == "cifar-resnet18/at"  # its run's
+    assert evaluation.alarms is None
+
+
+@pytest.mark.parametrize("left", [{"settings.json", "shards"}, {"settings.json"}])
+def test_an_evaluation_just_begun_has_no_examples_yet(tmp_path, left):
+    write_run(tmp_path / "run", epochs=2)
+    begun(tmp_path / "e", left)
+    found = search([tmp_path / "run", tmp_path / "e"])
+    assert len(found.runs) == 1
+    (evaluation,) = found.evaluations
+    assert (evaluation.finished, evaluation.count, evaluation.examples) == (False, 0, None)
+    assert evaluation.has_nothing_yet
+    assert evaluation.attacks[:2] == ["clean", "fgsm"]
+
+
+def test_settings_of_others_that_are_no_json_are_passed_over(tmp_path):
+    write_run(tmp_path / "run", epochs=1)
+    (tmp_path / "settings.json").write_bytes(b"// of an editor\n{\xff}")
+    assert search([tmp_path]).evaluations == []
+
+
+def test_a_run_and_its_evaluation_share_a_label_and_a_color(tmp_path):
+    write_run(tmp_path / "runs" / "a", epochs=1)
+    write_run(tmp_path / "runs" / "b", epochs=1)
+    write_evaluation(tmp_path / "e" / "a", target=str(tmp_path / "runs" / "a"), count=5)
+    write_evaluation(tmp_path / "e" / "b", target="runs/b/best.safetensors", count=5)  # relative to who knows where
+    write_evaluation(tmp_path / "e" / "c", target="runs/c", count=5)
+    found = search([tmp_path])
+    assert [run.label for run in found.runs] == ["cifar-resnet18/at · a", "cifar-resnet18/at · b"]
+    assert [e.label for e in found.evaluations] == [run.label for run in found.runs] + ["cifar-resnet18/at"]
+    assert [found.color(e.label) for e in found.evaluations] == [0, 1, 2]
+
+
+def test_a_moved_run_is_known_by_its_weights(tmp_path):
+    for name in ("a", "b"):
+        write_checkpoint(write_run(tmp_path / "moved" / name, epochs=1) / "best.safetensors", f"sha256:{name}")
+    (tmp_path / "moved" / "a" / "last.safetensors").write_bytes(b"cut off")
+    for name in ("b", "c"):
+        write_evaluation(tmp_path / "e" / name, target=f"gone/{name}x", count=5)
+        edit(tmp_path / "e" / name / "report.json", checkpoint=f"sha256:{name}")
+    found = search([tmp_path])
+    of_b, of_c = found.evaluations
+    assert owners_of([of_b, of_c], found.runs) == [found.runs[1], None]
+    assert of_b.label == found.runs[1].label == "cifar-resnet18/at · b"
+    assert of_c.label == "cifar-resnet18/at"
+
+
+def test_an_evaluation_of_another_run_of_the_same_name_has_a_name_of_its_own(tmp_path):
+    write_run(tmp_path / "run", epochs=1)
+    write_evaluation(tmp_path / "e" / "b", target="gone/b", count=5)
+    found = search([tmp_path])
+    assert [run.label for run in found.runs] == ["cifar-resnet18/at"]
+    assert [e.label for e in found.evaluations] == ["cifar-resnet18/at · b"]
+
+
+def test_evaluations_in_the_folder_of_a_quick_job_are_quick(tmp_path):
+    for seed, quick in ((0, True), (1, False)):
+        write_job(tmp_path, "mnist-mlp/st-emr", seed, quick=quick, later=("autoattack",), epochs=1)
+    write_evaluation(tmp_path / "e", count=5)
+    found = {e.folder.relative_to(tmp_path): e for e in search([tmp_path]).evaluations}
+    assert {path.parts[-1] for path, e in found.items() if e.quick} == {"seed-0", "evaluation", "autoattack"}
+    assert all("seed-0" in path.parts for path, e in found.items() if e.quick)
+    assert {path for path, e in found.items() if not e.config} == {Path("e")}
+
+
+def test_two_evaluations_of_a_run_are_told_apart(tmp_path):
+    write_run(tmp_path / "run", epochs=1)
+    write_evaluation(tmp_path / "run" / "one", count=5)
+    write_evaluation(tmp_path / "run" / "two", count=5, norm="l2")
+    assert [e.label for e in search([tmp_path]).evaluations] == ["cifar-resnet18/at · linf", "cifar-resnet18/at · l2"]
+
+
+def test_seeds_of_a_reproduced_row_are_told_apart(tmp_path):
+    for seed in (0, 1):
+        write_result(tmp_path / f"seed-{seed}", seed=seed)
+    assert [e.label for e in search([tmp_path]).evaluations] == [
+        "mnist-mlp/st-emr · seed 0",
+        "mnist-mlp/st-emr · seed 1",
+    ]
+
+
+def test_unique_names():
+    assert unique(["a", "b"], [["x"], ["x"]]) == ["a", "b"]
+    assert unique(["a", "a", "b"], [["x", "1"], ["x", "2"], ["x", "1"]]) == ["a · 1", "a · 2", "b"]
+    assert unique(["a", "a"], [["x"], ["x"]]) == ["a · 1", "a · 2"]
+
+
+def test_the_parts_of_autoattack_add_up_to_all_images(tmp_path):
+    write_evaluation(tmp_path / "e", count=200)
+    (evaluation,) = search([tmp_path]).evaluations
+    (found,) = breakdowns(evaluation)
+    parts = dict(found.parts)
+    assert sum(parts.values()) == 200
+    for name in ("apgd-ce", "apgd-t", "fab-t", "square"):
+        assert parts[name] == sum(broken == name for broken in evaluation.examples.broken_by)
+
+
+def test_without_accuracies_of_the_parts_the_examples_tell(tmp_path):
+    report = write_evaluation(tmp_path / "e", count=200)
+    (whole,) = breakdowns(search([tmp_path]).evaluations[0])
+    accuracy = {name: value for name, value in report["accuracy"].items() if "/" not in name}
+    edit(tmp_path / "e" / "report.json", accuracy=accuracy)
+    (found,) = breakdowns(search([tmp_path]).evaluations[0])
+    assert dict(found.parts) == {name: count for name, count in whole.parts if count}
+
+
+def test_autoattack_at_several_eps(tmp_path):
+    report = write_evaluation(tmp_path / "e", count=100)
+    accuracy = {
+        name if name == "clean" else f"{name}@{eps}": value
+        for name, value in report["accuracy"].items()
+        for eps in ("0.01", "0.031")
+    }
+    radii = [{"written": text, "value": float(text)} for text in ("0.01", "0.031")]
+    edit(tmp_path / "e" / "report.json", accuracy=accuracy, eps=radii)
+    (evaluation,) = search([tmp_path]).evaluations
+    assert [found.label for found in breakdowns(evaluation)] == [
+        "cifar-resnet18/at, eps 0.01",
+        "cifar-resnet18/at, eps 0.031",
+    ]
+    assert all(sum(count for _, count in found.parts) == 100 for found in breakdowns(evaluation))
+
+
+def test_without_accuracies_of_the_parts_the_examples_tell_at_each_eps(tmp_path):
+    write_evaluation(tmp_path / "e", count=100)
+    edit(
+        tmp_path / "e" / "report.json",
+        accuracy={"clean": 100.0, "autoattack@0.01": 98.0, "autoattack@0.031": 95.0},
+        eps=[{"written": text, "value": float(text)} for text in ("0.01", "0.031")],
+    )
+    breakers = [("fab-t", "apgd-ce")] * 2 + [(None, "apgd-ce")] * 2 + [(None, "square")] + [(None, None)] * 95
+    lines = [
+        {"index": n, "label": 0, "prediction": 0, "verdicts": {"clean": True}, "broken_at": {"0.01": one, "0.031": two}}
+        for n, (one, two) in enumerate(breakers)
+    ]
+    (tmp_path / "e" / "examples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    small, large = breakdowns(search([tmp_path]).evaluations[0])
+    assert dict(small.parts) == {"Wrong unattacked": 0, "fab-t": 2, "Still right": 98}
+    assert dict(large.parts) == {"Wrong unattacked": 0, "apgd-ce": 4, "square": 1, "Still right": 95}
+
+
+def test_a_reproduced_row_keeps_its_margins_apart(tmp_path):
+    write_result(tmp_path / "seed-0")
+    (evaluation,) = search([tmp_path]).evaluations
+    assert [(m.of, m.norm, m.mean) for m in evaluation.margins] == [("correct", "l2", 2.25), ("train", "l2", 4.4)]
+    assert evaluation.norm == "linf"
+
+
+def test_a_target_that_fits_two_moved_runs_is_nobodys(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "a" / "moved" / "at", epochs=1)
+    write_evaluation(tmp_path / "e", target="moved/at", count=5)
+    found = search([tmp_path])
+    assert owners_of(found.evaluations, found.runs) == [found.runs[0]]
+    write_run(tmp_path / "b" / "moved" / "at", epochs=1)
+    found = search([tmp_path])
+    assert len(found.runs) == 2
+    assert owners_of(found.evaluations, found.runs) == [None]
+
+
+def test_margins_beside_distances_are_those_of_correctly_classified_images_that_have_both():
+    examples = Examples(
+        margins=[0.1, -0.2, None, 0.3, 0.4],
+        distances=[0.2, 0.05, 0.1, None, 0.5],
+        correct=[True, False, True, True, True],
+        broken_by=[None] * 5,
+        broken_at=[{}] * 5,
+    )
+    assert examples.margin_and_distance() == [(0.1, 0.2), (0.4, 0.5)]
+
+
+def test_true_is_no_number(tmp_path):
+    write_evaluation(tmp_path / "e", count=5)
+    edit(tmp_path / "e" / "report.json", accuracy={"clean": True})
+    assert "accuracy.clean must be a number, got True" in refused(tmp_path)
+
+
+def test_the_radius_of_a_result(tmp_path):
+    small, large = Radius("2/255", 2 / 255), Radius("8/255", 8 / 255)
+    both = Evaluation(folder=tmp_path, file=tmp_path / "report.json", eps=[small, large])
+    assert both.radius_of("pgd20@2/255") == ("pgd20", small)
+    assert both.radius_of("pgd20@8/255") == ("pgd20", large)
+    assert both.radius_of("pgd20@4/255") == ("pgd20", None)
+    assert both.radius_of("clean") == ("clean", None)
+    one = Evaluation(folder=tmp_path, file=tmp_path / "report.json", eps=[large])
+    assert one.radius_of("pgd20") == ("pgd20", large)
