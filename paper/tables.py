@@ -114,8 +114,10 @@ def _cells(jobs: Sequence[CollectedJob]) -> list[str]:
 
 
 DISTANCE_TITLE = "Margins and distances (first 1,000)"
-DISTANCE_SAID = """Of the correctly classified images among the first 1,000: the median effective margin, the median size of the
-smallest adversarial perturbation that FAB found, in the same norm; the rank correlation of the two across images."""
+DISTANCE_SAID = (
+    "Of the correctly classified images among the first 1,000: the median effective margin, the median size of the\n"
+    "smallest adversarial perturbation that FAB found, in the same norm; the rank correlation of the two across images."
+)
 HEADS = ("row", "seeds", "images", "median margin ({})", "median distance ({})", "rank correlation")
 
 
