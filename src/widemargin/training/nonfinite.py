@@ -2,9 +2,9 @@
 
 ``take_step`` shows every step's values to a guard, between backward and update. There are two. ``HostGuard`` looks at
 once. ``DeviceGuard`` never makes the host wait for a GPU: the update is masked on the device (fused SGD takes a flag
-for that), buffers are put back on the device, and the number of the first bad step stays there until somebody looks, every
-``LOOK_EVERY`` steps and before anything is saved. From a bad step on, a run that will stop changes nothing any more, so
-its weights are still those before that step; a run that skips leaves out that step alone.
+for that), buffers are put back on the device, and the number of the first bad step stays there until somebody looks,
+every ``LOOK_EVERY`` steps and before anything is saved. From a bad step on, a run that will stop changes nothing any
+more, so its weights are still those before that step; a run that skips leaves out that step alone.
 """
 
 import math
