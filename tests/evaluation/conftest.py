@@ -1,12 +1,15 @@
-"""A small model of random weights, a few digits, and a tiny run to load."""
+"""A small model of random weights, a few digits, a tiny run to load, and attacks short enough for tests."""
 
+import os
 import tomllib
 
+import official
 import pytest
 import torch
 
 from widemargin.config.toml import from_dict, with_overrides
 from widemargin.data import load
+from widemargin.evaluation import evaluator, judge
 from widemargin.models import MLPConfig
 from widemargin.training import train
 
@@ -53,3 +56,29 @@ def model():
         torch.nn.functional.cross_entropy(network(data.floats()), data.labels).backward()
         optimizer.step()
     return network
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_waiting_for_the_disk():
+    """Processes die in these tests, machines do not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture
+def tf32_here(monkeypatch):
+    """As if this device had TF32; the switches are what tests then look at."""
+    monkeypatch.setattr(evaluator, "has_tf32", lambda device: True)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """AutoAttack with few iterations, as in ``officially(lengths=SHORT)``."""
+    monkeypatch.setattr(judge, "make_reference", official.shortened(judge.make_reference, official.SHORT))
+
+
+@pytest.fixture
+def very_short(monkeypatch):
+    """The same with hardly any."""
+    monkeypatch.setattr(judge, "make_reference", official.shortened(judge.make_reference, official.VERY_SHORT))

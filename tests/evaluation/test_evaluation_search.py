@@ -36,31 +36,30 @@ class Sensitive(nn.Module):
         return tilt + mean * torch.tensor([0.1, -0.1, 0.2, 0.0])
 
 
-def judged(search: str, tmp_path) -> widemargin.Report:
+def evaluated(search: str, tmp_path, model=None) -> widemargin.Report:
     data = (X, torch.zeros(12, dtype=torch.long))
     options = {"max_steps": 2, "margins": False, "sanity": False, "shard_size": 7, "search": search}
     return widemargin.evaluate(
-        Sensitive(), data, ["clean", "pgd5", "autoattack"], 0.1, out=tmp_path / search, **options
+        model or Sensitive(), data, ["clean", "pgd5", "autoattack"], 0.1, out=tmp_path / search, **options
     )
 
 
 def test_what_does_not_hold_in_float32_does_not_count(tmp_path):
-    report = judged("tf32", tmp_path)
+    report = evaluated("tf32", tmp_path)
     assert report.accuracy["clean"] == report.accuracy["pgd5"] == report.accuracy["autoattack"] == 100.0
     assert report.refuted == 4 * 12  # every part found every image, and none held
     assert report.to_json()["precision"] == "float32 (no TF32); attacks searched with TF32"
     assert report.notes[-1].endswith("do not count: 48.")
     assert report.to_json()["search"] == "tf32"
-    again = judged("tf32", tmp_path)
+    again = evaluated("tf32", tmp_path)
     assert again.refuted == 48  # from the records
 
 
-def test_only_the_search_has_tf32(tmp_path, monkeypatch):
+def test_only_the_search_has_tf32(tmp_path):
     seen = {}
     for search in ("float32", "tf32"):
         model = Sensitive()
-        monkeypatch.setattr("test_evaluator_search.Sensitive", lambda model=model: model)
-        judged(search, tmp_path)
+        evaluated(search, tmp_path, model)
         seen[search] = set(model.seen)
     assert seen["float32"] == {(False, False)}
     assert seen["tf32"] == {(False, False), TF32}
@@ -82,7 +81,7 @@ def test_pgd_searches_so_too(tmp_path):
 
 
 def test_float32_says_nothing_of_it(tmp_path):
-    report = judged("float32", tmp_path)
+    report = evaluated("float32", tmp_path)
     assert report.accuracy["autoattack"] == 100.0
     assert report.to_json()["precision"] == "float32 (no TF32)"
     assert report.to_json()["search"] == "float32"
@@ -90,19 +89,19 @@ def test_float32_says_nothing_of_it(tmp_path):
 
 
 def test_a_search_of_another_kind_is_not_continued(tmp_path):
-    judged("float32", tmp_path)
+    evaluated("float32", tmp_path)
     (tmp_path / "float32").rename(tmp_path / "tf32")
     with pytest.raises(InputError):
-        judged("tf32", tmp_path)
+        evaluated("tf32", tmp_path)
 
 
 def test_one_from_before_finds_were_pushed_is_not_continued(tmp_path):
-    judged("tf32", tmp_path)
+    evaluated("tf32", tmp_path)
     path = tmp_path / "tf32" / "settings.json"
     assert "tf32, every attack, pushed" in path.read_text()
     path.write_text(path.read_text().replace(", pushed", ""))
     with pytest.raises(InputError, match="search"):
-        judged("tf32", tmp_path)
+        evaluated("tf32", tmp_path)
 
 
 def test_mistakes():
@@ -113,7 +112,7 @@ def test_mistakes():
 def test_where_there_is_no_tf32_it_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluator, "has_tf32", has_tf32)
     with pytest.raises(InputError, match="'float32' on a device without TF32, got 'tf32' on cpu; leave --search"):
-        judged("tf32", tmp_path)
+        evaluated("tf32", tmp_path)
     assert not (tmp_path / "tf32").exists()
 
 

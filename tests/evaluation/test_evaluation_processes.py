@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from evaluation_child import evaluate
-from test_evaluator_resume import CHILD, counted, records, weights
+from test_evaluation_resume import CHILD, counted, records, weights
 
 from widemargin import InputError
 from widemargin.distributed.group import Processes
