@@ -1,8 +1,5 @@
 """``widemargin report`` as a user gives it."""
 
-import subprocess
-import sys
-
 import pytest
 
 from report_folders import write_evaluation, write_run
@@ -49,14 +46,3 @@ def test_mistakes_end_in_one_line(tmp_path, monkeypatch, capsys, arguments, says
     assert len(captured.err.strip().splitlines()) == 1
     assert says in captured.err
     assert not list(tmp_path.glob("report*"))
-
-
-SCRIPT = "import sys, widemargin.report; print(*sys.modules)"
-
-
-def test_a_report_reads_files_only():
-    """Its modules bring in no model, no training and no evaluation."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert "widemargin.report.page" in loaded
-    assert not loaded & {f"widemargin.{part}" for part in ("models", "training", "evaluation", "config", "recipes")}

@@ -30,7 +30,7 @@ L_SOFTMAX = LargeMargin(margin=4, annealing=GeometricAnnealing())
 NO_MARGIN = replace(L_SOFTMAX, margin=1)
 SLOW = replace(L_SOFTMAX, annealing=PowerAnnealing())
 REPRODUCES = (
-    "the recipe has m = 1, plain softmax without a bias, as the paper's row seems to; m = 4: at-lsoftmax-m4-..."
+    "the recipe has m = 1, plain softmax without a bias, as the paper's row seems to; m = 4: at-lsoftmax-m4-wd..."
 )
 LEARNS = "m = 4 with the original, slow annealing; the paper's rows seem to have m = 1"
 DECAYS = (0.01, 0.001, 0.0001)

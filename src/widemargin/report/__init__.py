@@ -14,7 +14,7 @@ from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.errors import InputError
 from widemargin.report.compare import Reference, results
 from widemargin.report.findings import Findings, search
-from widemargin.report.page import Page, html, page
+from widemargin.report.page import Page, build_page, html
 from widemargin.report.tables import latex, markdown, plain_text, tidy_csv
 
 
@@ -45,7 +45,7 @@ def write_report(
     places = [Path(folder) for folder in folders]
     found, known = search(places), references or {}
     tables = results(found, known)
-    content = page(found, tables, known, folders=places, out=target, title=title)
+    content = build_page(found, tables, known, folders=places, out=target, title=title)
     texts = {
         ".html": html(content, date=datetime.date.today().isoformat(), version=version),
         ".md": as_markdown(content),

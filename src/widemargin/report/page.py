@@ -516,7 +516,7 @@ class Page:
     sections: Sequence[Section]
 
 
-def page(
+def build_page(
     found: Findings,
     tables: Sequence[Results],
     references: References,
