@@ -203,10 +203,10 @@ def engine_variant(case: Case, plan: Plan, device: torch.device) -> Variant:
         indices = torch.arange(len(labels), device=device)
 
         def step() -> None:
-            moment = StepContext(seed=0, epoch=0, step=next(numbers), steps_per_epoch=1_000_000)
-            guard.begin(moment.total_steps)
+            context = StepContext(seed=0, epoch=0, step=next(numbers), steps_per_epoch=1_000_000)
+            guard.begin(context.total_steps)
             set_learning_rate(state.optimizer, config.optimizer.lr)
-            steps(Batch(moment.step, indices, images, labels), moment)
+            steps(Batch(context.step, indices, images, labels), context)
 
         return step
 

@@ -1,11 +1,11 @@
 """The command ``widemargin``, also as ``python -m widemargin``: hears Ctrl-C from the first moment on."""
 
-from widemargin.core.signals import take_over
+from widemargin.core.signals import install_handlers
 
 
 def main() -> None:
     """Run the command line and exit."""
-    take_over()
+    install_handlers()
     from widemargin.cli.main import main as command  # which takes a while
 
     command()

@@ -49,9 +49,9 @@ def test_a_step_by_hand_moves_the_parameters_as_the_engine_does(settings):
             net.double()
     x, y = data.floats().double(), data.labels
     before = {name: value.clone() for name, value in ours.nets.model.state_dict().items()}
-    moment = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=10)
-    make_steps(Plan(), ours, config)(Batch(0, torch.arange(4), x, y), moment)
-    naive_step(config, theirs.nets, theirs.optimizer, x, y, generator=moment.generator("attack"))
+    context = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=10)
+    make_steps(Plan(), ours, config)(Batch(0, torch.arange(4), x, y), context)
+    naive_step(config, theirs.nets, theirs.optimizer, x, y, generator=context.generator("attack"))
     for name, net in ours.nets.all().items():
         other = theirs.nets.all()[name].state_dict()
         for key, value in net.state_dict().items():

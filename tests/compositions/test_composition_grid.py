@@ -28,7 +28,7 @@ from widemargin.types import Nets, Objective
 
 ATTACK = PGD(eps=0.1, step_size=0.05, steps=2, random_start="gaussian")
 MAIL: dict[str, Any] = {"attack": ATTACK, "slope": 5.0, "bias": 0.05}
-MOMENT = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1)
+CONTEXT = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1)
 
 OBJECTIVE_CASES: dict[str, tuple[Objective, str, str]] = {
     # objective, the train-mode forwards of the model in order (x clean, a adversarial), those of the teacher
@@ -126,7 +126,7 @@ def one_step(objective: str, penalty: str, head: str) -> Step:
     config = run_of(objective, penalty, head)
     state = make_state(config, tiny_set())
     before = {name: parameter.detach().clone() for name, parameter in parameters(state.nets).items()}
-    values = train_step(state, config.objective, config.penalties(), batch(), MOMENT)
+    values = train_step(state, config.objective, config.penalties(), batch(), CONTEXT)
     return Step(config, before, state, {name: value.detach() for name, value in values.items()})
 
 
@@ -172,7 +172,7 @@ def replayed(objective: str, head: str) -> dict[str, Tensor]:
     """The statistics after the objective's train-mode forwards and nothing else, on fresh networks."""
     config = run_of(objective, "none", head)
     nets, x, y = make_state(config, tiny_set()).nets, batch().images, batch().labels
-    found = config.objective.perturb(copy.deepcopy(nets), x, y, epoch=0, generator=MOMENT.generator("attack"))
+    found = config.objective.perturb(copy.deepcopy(nets), x, y, epoch=0, generator=CONTEXT.generator("attack"))
     _, *passes = OBJECTIVE_CASES[objective]
     assert (found is not None) == ("a" in passes[0])
     for net, forwards in zip(nets.all().values(), passes, strict=False):
@@ -221,7 +221,7 @@ def test_emr_and_igr_together() -> None:
     both = {**PENALTY_CASES["approximate-adversarial"], **PENALTY_CASES["igr-clean"]}
     config = replace(run_of("trades-kl", "none", "linear"), **both)
     state = make_state(config, tiny_set())
-    values = train_step(state, config.objective, config.penalties(), batch(), MOMENT)
+    values = train_step(state, config.objective, config.penalties(), batch(), CONTEXT)
     expected = values["loss"] + 0.1 * values["emr"] + 0.1 * values["igr"]
     torch.testing.assert_close(values["total"], expected)
     assert {int(count) for name, count in statistics(state.nets).items() if name.endswith("tracked")} == {2}

@@ -14,7 +14,7 @@ from widemargin.training import StepContext
 from widemargin.training.step import take_step
 from widemargin.types import Nets
 
-MOMENT = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1)
+CONTEXT = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1)
 NORMS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], tuple[int, ...]]] = {
     # the layer, its settings, the shape of a batch
     "2d": (nn.BatchNorm2d, {}, (5, 3, 4, 2)),
@@ -83,5 +83,5 @@ def odd(*, rank: int = 0, processes: int = 1) -> dict[str, Tensor]:
     rows = slice(None) if share is None else share.rows
     for _ in range(2):
         with sharing(share):
-            take_step(Nets(model=model), optimizer, Standard(), (), x[rows], y[rows], MOMENT)
+            take_step(Nets(model=model), optimizer, Standard(), (), x[rows], y[rows], CONTEXT)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}

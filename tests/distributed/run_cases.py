@@ -148,7 +148,7 @@ def stops(out: str, *, rank: int = 0, processes: int = 1) -> dict[str, Any]:
     last, folder = rank == processes - 1, Path(out)
     late = train(tiny(), out=folder / "late", device="cpu", max_seconds=0 if last else 1e9)
     stop = Stop()
-    stop.asked = signal.SIGTERM if last else None
+    stop.received = signal.SIGTERM if last else None
     asked = train(tiny(), out=folder / "asked", device="cpu", stop=stop)
     skipped = train(
         tiny("optimizer.lr=1e30", "epochs=1", "watch.margins=[]"),

@@ -161,10 +161,10 @@ def _train(state: TrainState, config: RunConfig, batches: Batches, dtype: torch.
     for epoch in range(EPOCHS):
         state.sums = {}
         for batch in batches.epoch(epoch):
-            moment = StepContext(seed=3, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
-            steps(Batch(batch.step, batch.indices, batch.images.to(dtype), batch.labels, batch.share), moment)
+            context = StepContext(seed=3, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+            steps(Batch(batch.step, batch.indices, batch.images.to(dtype), batch.labels, batch.share), context)
             if state.average is not None:
-                update_average(state.average, state.nets.model, decay=0.9, updates=moment.total_steps)
+                update_average(state.average, state.nets.model, decay=0.9, updates=context.total_steps)
 
 
 def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

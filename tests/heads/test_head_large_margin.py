@@ -138,8 +138,8 @@ def test_one_optimizer_step_counts_once_whatever_the_number_of_forwards() -> Non
     assert isinstance(head, LargeMarginHead)
     for step in range(3):
         batch = Batch(step=step, indices=torch.arange(5), images=x, labels=y)
-        moment = StepContext(seed=0, epoch=0, step=step, steps_per_epoch=3)
-        train_step(state, Trades(attack=attack, repeat_clean=True), (), batch, moment)
+        context = StepContext(seed=0, epoch=0, step=step, steps_per_epoch=3)
+        train_step(state, Trades(attack=attack, repeat_clean=True), (), batch, context)
         assert head.steps.item() == step + 1
     key = next(name for name in model.state_dict() if name.endswith(".steps"))
     assert model.state_dict()[key].item() == 3

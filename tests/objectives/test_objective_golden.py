@@ -130,8 +130,8 @@ def test_one_released_training_step(case: str, dtype: torch.dtype) -> None:
     )
     state = TrainState(nets=Nets(model=model), optimizer=optimizer)
     batch = Batch(step=0, indices=torch.arange(len(x)), images=x, labels=y)
-    moment = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1)
-    values = train_step(state, released_trades(case, x), (penalty,), batch, moment)
+    context = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1)
+    values = train_step(state, released_trades(case, x), (penalty,), batch, context)
 
     expected = under("objectives", f"step/{case}/")
     torch.testing.assert_close(values["total"].detach().mean().double(), expected["total"], **tolerances(dtype))

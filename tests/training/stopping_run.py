@@ -15,7 +15,7 @@ def main(config: str, folder: str, engine: str, steps: int, device: str = "cuda"
     def counted(*arguments: object) -> None:
         set_learning_rate(*arguments)
         if next(taken) == steps:
-            stop.asked = signal.SIGTERM
+            stop.received = signal.SIGTERM
 
     trainer.set_learning_rate = counted
     options = {"engine": engine, "stop": stop, "deterministic": True}

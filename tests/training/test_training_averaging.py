@@ -44,8 +44,8 @@ def train_steps(config: RunConfig, state: TrainState, last: int) -> None:
     for batch in batches.epoch(0, state.step):
         if batch.step == last:
             return
-        moment = StepContext(seed=0, epoch=0, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
-        state.add(train_step(state, config.objective, config.penalties(), batch, moment))
+        context = StepContext(seed=0, epoch=0, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+        state.add(train_step(state, config.objective, config.penalties(), batch, context))
         if state.average is not None and config.averaging is not None:
             update_average(state.average, state.nets.model, decay=config.averaging.decay, updates=batch.step)
         state.step = batch.step + 1
@@ -128,7 +128,7 @@ def test_the_model_is_left_alone_and_the_average_is_never_trained() -> None:
     update_average(state.average, state.nets.model, decay=0.9, updates=1)
     assert all(torch.equal(value, before[name]) for name, value in state.nets.model.state_dict().items())
     assert not any(module.training for module in state.average.modules())
-    assert state.judged is state.average
+    assert state.eval_model is state.average
 
 
 def test_hypersphere_rows_are_put_back_on_their_sphere() -> None:
@@ -206,11 +206,11 @@ def test_a_restored_state_goes_on_bit_for_bit(name: str) -> None:
 
     stopped = make_state(config, tiny_set())
     train_steps(config, stopped, 2)
-    judged, stored = copied(stopped.judged.state_dict()), copied(stopped.tensors())
+    judged, stored = copied(stopped.eval_model.state_dict()), copied(stopped.tensors())
     at_the_stop = everything(stopped)
 
     resumed = make_state(config, tiny_set())
-    resumed.judged.load_state_dict(judged)
+    resumed.eval_model.load_state_dict(judged)
     resumed.restore(stored, epoch=0, step=2)
     assert (resumed.epoch, resumed.step) == (0, 2)
     assert_same(everything(resumed), at_the_stop)
@@ -231,8 +231,8 @@ def test_what_is_put_away_beside_the_judged_weights() -> None:
     groups = {key.split("/")[0] for key in state.tensors()}
     assert groups == {"sums", "momentum", "model", "teacher"}
     beside = make_state(RUNS["averaged beside"], tiny_set())
-    assert beside.judged is beside.nets.model
-    assert beside.beside is beside.average
+    assert beside.eval_model is beside.nets.model
+    assert beside.averaged is beside.average
     assert {key.split("/")[0] for key in beside.tensors()} == {"average"}
     plain = make_state(RUNS["plain"], tiny_set())
     assert plain.tensors() == {}  # nothing trained yet, and the model itself is the checkpoint's
@@ -242,12 +242,12 @@ def test_what_is_put_away_beside_the_judged_weights() -> None:
 
 def test_the_best_score_comes_back() -> None:
     state, again = (make_state(RUNS["plain"], tiny_set()) for _ in range(2))
-    state.best, state.best_beside = Best(score=51.25, epoch=7), Best(score=53.5, epoch=8)
+    state.best, state.best_averaged = Best(score=51.25, epoch=7), Best(score=53.5, epoch=8)
     again.restore(copied(state.tensors()), epoch=9, step=3)
-    assert (again.best, again.best_beside, again.epoch, again.step) == (state.best, state.best_beside, 9, 3)
+    assert (again.best, again.best_averaged, again.epoch, again.step) == (state.best, state.best_averaged, 9, 3)
     fresh = make_state(RUNS["plain"], tiny_set())
     fresh.restore({}, epoch=0, step=0)
-    assert (fresh.best, fresh.best_beside) == (None, None)
+    assert (fresh.best, fresh.best_averaged) == (None, None)
 
 
 def test_updates_are_counted_over_epochs(tiny, tmp_path, monkeypatch):

@@ -73,10 +73,10 @@ def test_repeated_steps_are_the_plain_ones(method, augmentation):
     steps = Repeated(states[0], states[0].nets, config, Plan()), EagerSteps(states[1], states[1].nets, config)
     for epoch in range(6):
         for batch in batches.epoch(epoch):
-            moment = StepContext(seed=0, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+            context = StepContext(seed=0, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
             for state, step in zip(states, steps, strict=True):
                 set_learning_rate(state.optimizer, 0.1 / (1 + epoch))
-                step(batch, moment)
+                step(batch, context)
     ours, plain = (list(state.nets.model.parameters()) for state in states)
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

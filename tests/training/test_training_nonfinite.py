@@ -59,9 +59,9 @@ def test_the_run_stops_names_the_step_and_keeps_it(tiny, tmp_path, settings, say
     message = str(caught.value)
     assert message.startswith(f"tiny: {says}")
     table = json.loads((tmp_path / "nonfinite.json").read_text())
-    moment = table["moment"]
+    context = table["moment"]
     assert set(table["at_fault"]) == names
-    assert f"in epoch 2, step {moment['step'] + 1} of 4, on training images " in message
+    assert f"in epoch 2, step {context['step'] + 1} of 4, on training images " in message
     assert ", ".join(map(str, table["indices"][:8])) + ", ..." in message
     assert "--on-nonfinite skip" in message
     assert load_checkpoint(tmp_path / "last.safetensors").description.epoch == 1
@@ -87,7 +87,7 @@ def test_a_replay_gives_the_values_of_the_run(tiny, tmp_path, settings, model, m
     table = json.loads((tmp_path / "nonfinite.json").read_text())
     tensors = load_file(tmp_path / "nonfinite.safetensors")
     assert again.indices == table["indices"]
-    assert again.moment.epoch == 1
+    assert again.context.epoch == 1
     faults = {name.partition(" ")[0] for name in again.at_fault}
     assert faults == set(table["at_fault"])
     weights = {key.removeprefix("nets/"): value for key, value in tensors.items() if key.startswith("nets/")}
@@ -120,13 +120,13 @@ def test_skipping_leaves_everything_as_it_was_and_counts(tiny, tmp_path, model, 
     config = tiny("epochs=2", *model, "batch_size=8", *LATE, breaking(label=3))  # some batches have no three
     skipped = []
 
-    def looking(state, objective, penalties, batch, moment, **options):
+    def looking(state, objective, penalties, batch, context, **options):
         before = snapshot(state)
-        values = train_step(state, objective, penalties, batch, moment, **options)
-        if moment.epoch == 1 and bool((batch.labels == 3).any()):
+        values = train_step(state, objective, penalties, batch, context, **options)
+        if context.epoch == 1 and bool((batch.labels == 3).any()):
             assert_equal(before, snapshot(state))
             assert float(values["samples"].sum()) == 0
-            skipped.append(moment.step)
+            skipped.append(context.step)
         else:
             assert any(not value.equal(before[key]) for key, value in snapshot(state).items())
         return values
@@ -228,7 +228,7 @@ def masked_state(config, splits, on_nonfinite):
 
 @pytest.fixture
 def take(tiny):
-    """take(state, config, batches): the steps of two epochs; yields (moment, batch) before each one is taken."""
+    """take(state, config, batches): the steps of two epochs; yields (context, batch) before each one is taken."""
     from widemargin.training.setup import make_batches
     from widemargin.training.step import StepContext
 
@@ -237,10 +237,10 @@ def take(tiny):
         for epoch in range(2):
             for given in batches.epoch(epoch):
                 batch = Batch(given.step, given.indices, given.images.double(), given.labels)
-                moment = StepContext(seed=0, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
-                state.guard.begin(moment.total_steps)
-                yield moment, batch
-                state.add(train_step(state, config.objective, config.penalties(), batch, moment))
+                context = StepContext(seed=0, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+                state.guard.begin(context.total_steps)
+                yield context, batch
+                state.add(train_step(state, config.objective, config.penalties(), batch, context))
 
     return steps
 
@@ -258,10 +258,10 @@ def test_masked_steps_change_nothing_after_the_first_bad_one(masked_case, take):
     state = masked_state(config, splits, "stop")
     assert isinstance(state.guard, DeviceGuard)
     before = first = None
-    for moment, batch in take(state, config, splits):
+    for context, batch in take(state, config, splits):
         hit = bool((batch.labels == config.objective.label).any())
-        if before is None and moment.epoch == config.objective.epoch and hit:
-            before, first = snapshot(state), moment.total_steps
+        if before is None and context.epoch == config.objective.epoch and hit:
+            before, first = snapshot(state), context.total_steps
         assert state.guard.found(wait=False) is None
     assert before is not None
     assert_equal(snapshot(state), before)

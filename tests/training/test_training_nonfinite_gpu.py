@@ -83,12 +83,12 @@ def test_no_step_waits_for_the_gpu(config, on_nonfinite):
     assert isinstance(state.guard, DeviceGuard)
     every = [batch for batch in batches.epoch(0) if len(batch.labels) == 8]
     for number, batch in enumerate(every):
-        moment = StepContext(seed=0, epoch=0, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+        context = StepContext(seed=0, epoch=0, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
         torch.cuda.set_sync_debug_mode("error" if number >= 9 else "default")  # the first ones warm up and capture
         try:
-            state.guard.begin(moment.total_steps)
+            state.guard.begin(context.total_steps)
             set_learning_rate(state.optimizer, 0.01)
-            steps(batch, moment)
+            steps(batch, context)
             assert state.guard.found(wait=False) is None
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -186,7 +186,7 @@ def on_import(module, times):
             interrupt(times)
     sys.addaudithook(hook)
 def work():
-    signals.take_over()
+    signals.install_handlers()
     signals.begin_work("these words")
 class Cleaning:
     def __enter__(self): return self
@@ -249,8 +249,8 @@ def test_in_another_thread_no_handler_is_touched(tiny, tmp_path):
 
 def test_a_block_that_need_not_be_waited_for_is_left(tmp_path):
     stop = Stop()
-    with stop.heard(), pytest.raises(StopNowError), stop.at_once():
+    with stop.handle_signals(), pytest.raises(StopNowError), stop.interrupting():
         os.kill(os.getpid(), TERM)
-    assert stop.asked == TERM
-    with pytest.raises(StopNowError), stop.at_once():
+    assert stop.received == TERM
+    with pytest.raises(StopNowError), stop.interrupting():
         pytest.fail("asked already")

@@ -33,9 +33,9 @@ def batch_of(x: Tensor, y: Tensor) -> Batch:
 
 
 def step(model: nn.Module, penalties: tuple[Penalty, ...], **options: Any) -> dict[str, Tensor]:
-    objective, moment = options.get("objective", Standard()), options.get("moment", START)
+    objective, context = options.get("objective", Standard()), options.get("context", START)
     x, y = images(4, 1, 3, 5), labels(4, 4)
-    return train_step(state_of(model), objective, penalties, batch_of(x, y), moment)
+    return train_step(state_of(model), objective, penalties, batch_of(x, y), context)
 
 
 def test_the_total_and_the_update_are_the_formula() -> None:
@@ -72,7 +72,7 @@ def test_old_gradients_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("penalty", "moment", "factor"),
+    ("penalty", "context", "factor"),
     [
         (EMR, START, 0.3),
         (replace(EMR, scaling="released"), START, 0.3 / 4),
@@ -86,8 +86,8 @@ def test_old_gradients_do_not_count() -> None:
         (replace(EMR, weight=0.0), START, 0.0),
     ],
 )
-def test_how_strong_a_penalty_is(penalty: Penalty, moment: StepContext, factor: float) -> None:
-    values = {name: value.detach() for name, value in step(relu_net(), (penalty,), moment=moment).items()}
+def test_how_strong_a_penalty_is(penalty: Penalty, context: StepContext, factor: float) -> None:
+    values = {name: value.detach() for name, value in step(relu_net(), (penalty,), context=context).items()}
     torch.testing.assert_close(values["total"], values["loss"] + factor * values["emr"])
 
 
@@ -95,7 +95,7 @@ def test_every_kth_step_counts_k_times_and_the_others_not_at_all() -> None:
     taken = []
     for epoch in range(2):
         for i in range(4):
-            values = step(relu_net(), (replace(EMR, every=3),), moment=replace(START, epoch=epoch, step=i))
+            values = step(relu_net(), (replace(EMR, every=3),), context=replace(START, epoch=epoch, step=i))
             taken.append("emr" in values)
             if "emr" not in values:
                 assert torch.equal(values["total"], values["loss"])
@@ -122,10 +122,10 @@ def test_every_purpose_has_random_numbers_of_its_own() -> None:
         return regularizer
 
     penalties = tuple(Penalty(name=name, regularizer=drawing(name), weight=0.1) for name in ("emr", "igr"))
-    moment = StepContext(seed=3, epoch=1, step=2, steps_per_epoch=5)
-    train_step(state_of(relu_net()), Standard(), penalties, batch_of(images(6, 1, 3, 5), labels(6, 4)), moment)
-    assert seeds == {name: moment.derived_seed(name) for name in ("emr", "igr")}
-    assert len({*seeds.values(), moment.derived_seed("attack")}) == 3
+    context = StepContext(seed=3, epoch=1, step=2, steps_per_epoch=5)
+    train_step(state_of(relu_net()), Standard(), penalties, batch_of(images(6, 1, 3, 5), labels(6, 4)), context)
+    assert seeds == {name: context.derived_seed(name) for name in ("emr", "igr")}
+    assert len({*seeds.values(), context.derived_seed("attack")}) == 3
 
 
 def test_adversarial_training_is_the_formula_at_the_attacked_images() -> None:
@@ -196,14 +196,14 @@ def test_statistics_move_once_by_the_train_mode_forward_alone(objective: Standar
 
 @pytest.mark.parametrize("regularizer", [ApproximateEMR(), StochasticEMR(seed=1)], ids=["approximate", "stochastic"])
 def test_a_step_depends_on_its_moment_and_on_nothing_else(regularizer: ApproximateEMR | StochasticEMR) -> None:
-    def total(moment: StepContext) -> list[float]:
+    def total(context: StepContext) -> list[float]:
         penalty = Penalty(name="emr", regularizer=regularizer, weight=1.0)
-        return step(relu_net(), (penalty,), objective=Adversarial(attack=ATTACK), moment=moment)["total"].tolist()
+        return step(relu_net(), (penalty,), objective=Adversarial(attack=ATTACK), context=context)["total"].tolist()
 
     before = torch.random.get_rng_state()
     assert total(START) == total(START)
     others = [replace(START, step=1), replace(START, epoch=1), replace(START, seed=1)]
-    assert len({str(total(moment)) for moment in [START, *others]}) == 4
+    assert len({str(total(context)) for context in [START, *others]}) == 4
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

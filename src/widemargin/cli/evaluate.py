@@ -43,7 +43,7 @@ from widemargin.core.device import choose_device
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.data.datasets import load
 from widemargin.data.image_set import ImageSet
-from widemargin.distributed.group import processes, told
+from widemargin.distributed.group import env_number, is_first_process, processes
 from widemargin.errors import InputError
 from widemargin.evaluation.evaluator import evaluate as judge
 from widemargin.evaluation.report import ModelInfo, Report
@@ -144,9 +144,9 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Accuracy on the test images, clean and under each attack, with alarms where one should doubt the numbers."""
-    speaks = told("RANK", 0) == 0  # of several processes, one
-    with signals.told(_going_on(out)), processes(out) as group:
-        with group.agreeing():
+    speaks = is_first_process()  # of several processes, one
+    with signals.on_interrupt(_going_on(out)), processes(out) as group:
+        with group.sync_errors():
             asked = _norm(norm)
             found, data = _case(target, dataset, split, data_dir, head_scale, normalize, _device(device))
             plan, radii = _plan(found.plan, attacks, eps, step_size, asked)
@@ -218,7 +218,7 @@ def _device(name: str) -> torch.device:
     """As asked for; under "auto" each process that torchrun started here has a GPU of its own."""
     device = choose_device(name)
     if name == "auto" and device.type == "cuda":
-        return torch.device("cuda", told("LOCAL_RANK", 0) % torch.cuda.device_count())
+        return torch.device("cuda", env_number("LOCAL_RANK", 0) % torch.cuda.device_count())
     return device
 
 

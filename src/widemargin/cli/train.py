@@ -79,7 +79,7 @@ def train(
 
 def _closing(result: RunResult, epochs: int, stop: Stop) -> str:
     if not result.finished:
-        why = "time is out" if stop.asked is None else f"stopped by {stop.asked.name}"
+        why = "time is out" if stop.received is None else f"stopped by {stop.received.name}"
         inside = f" and {result.step} step{'s' * (result.step > 1)}" if result.step else ""
         return f"{why} after {result.epoch} of {epochs} epochs{inside}; the same command goes on from {result.folder}"
     return f"done: {epochs} epochs in {result.folder}; next: {_evaluating(result.folder)}"

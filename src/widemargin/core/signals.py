@@ -1,13 +1,13 @@
-"""Signals that end a run in good order: SIGTERM, and SIGINT (Ctrl-C), wait for the step under way and its checkpoint.
+"""Signals that end work in good order: how a training run stops, and how the command line does.
 
-A second SIGINT stops at once, as Ctrl-C usually does. Handlers are set in the main thread only (Python allows no other)
-and put back afterwards; a signal that the process ignores stays ignored.
+``Stop`` is for a run: SIGTERM and SIGINT (Ctrl-C) wait for the step under way and its checkpoint; a second SIGINT stops
+at once. The rest is for the process of a command. While it starts, which is mostly the import of torch, Ctrl-C ends it
+at once: an exception would go through others' half-initialized modules. While a verb works the first Ctrl-C is a
+KeyboardInterrupt that ends in a message (how to go on) and never in a traceback; the next one does not wait for what
+the first one makes the verb do.
 
-An interrupt (Ctrl-C, or SIGTERM from a scheduler) that says how the work goes on, and never ends in a traceback.
-
-While the command starts, which is mostly the import of torch, Ctrl-C ends it at once: an exception would go through
-others' half-initialized modules. While a verb works the first Ctrl-C is a KeyboardInterrupt, and the next one does not
-wait for what the first one makes the verb do. A process that was started with SIGINT ignored goes on ignoring it.
+Handlers are set in the main thread only (Python allows no other) and put back afterwards. A signal that the process was
+started to ignore stays ignored.
 """
 
 import os
@@ -19,7 +19,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-ASKING = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+NOT_BEGUN = "interrupted before the work began; nothing was changed"
 
 
 class StopNowError(BaseException):
@@ -27,19 +28,24 @@ class StopNowError(BaseException):
 
 
 class Stop:
-    """Whether somebody asked the run to stop; ``asked`` is the first signal that did."""
+    """Whether a signal asked the run to stop; ``received`` is the first one that did."""
 
     def __init__(self) -> None:
-        self.asked: signal.Signals | None = None
-        self._at_once = False
+        self.received: signal.Signals | None = None
+        self._interrupting = False
+
+    @property
+    def asked(self) -> signal.Signals | None:
+        """The older name of ``received``."""
+        return self.received
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Inside, signals ask in place of what they did before."""
+    def handle_signals(self) -> Iterator[None]:
+        """Inside, SIGTERM and SIGINT are noted in place of what they did before."""
         before = {}
         if threading.current_thread() is threading.main_thread():
-            ours = [number for number in ASKING if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-            before = {number: signal.signal(number, self._hear) for number in ours}
+            numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+            before = {number: signal.signal(number, self._handle) for number in numbers}
         try:
             yield
         finally:
@@ -47,95 +53,92 @@ class Stop:
                 signal.signal(number, handler)
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def interrupting(self) -> Iterator[None]:
         """Inside, a signal ends the block with a StopNowError; for measurements, which can be done again."""
-        if self.asked is not None:
+        if self.received is not None:
             raise StopNowError
-        self._at_once = True
+        self._interrupting = True
         try:
             yield
         finally:
-            self._at_once = False
+            self._interrupting = False
 
     def deliver(self) -> None:
-        """What was asked for, now that all is written: the signal takes the course it would have taken."""
-        if self.asked is not None:
-            signal.raise_signal(self.asked)
+        """Now that all is written, the signal takes the course it would have taken."""
+        if self.received is not None:
+            signal.raise_signal(self.received)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self.asked is not None:
+        if self.received is not None:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
             return
-        self.asked = signal.Signals(number)
-        if self._at_once:
-            self._at_once = False
+        self.received = signal.Signals(number)
+        if self._interrupting:
+            self._interrupting = False
             raise StopNowError
 
 
-NOT_BEGUN = "interrupted before the work began; nothing was changed"
+class ExitOnSignal:
+    """A signal handler that ends the process at once, with a message."""
 
-
-class AtOnce:
-    """A handler of signals that ends the process with these words."""
-
-    def __init__(self, words: str) -> None:
-        self.words = words
+    def __init__(self, message: str) -> None:
+        self.message = message
 
     def __call__(self, number: int, _frame: FrameType | None = None) -> None:
-        """End it; nobody cleans up, and the streams may be in use."""
+        """Exit without clean-up; the streams may be in use, so the message goes straight to file descriptor 2."""
         with suppress(OSError):
-            os.write(2, f"widemargin: {self.words}\n".encode() if self.words else b"")
+            os.write(2, f"widemargin: {self.message}\n".encode() if self.message else b"")
         os._exit(128 + number)
 
 
-class Once:
-    """A handler that raises KeyboardInterrupt; from then on Ctrl-C ends the process."""
+class RaiseThenExit:
+    """A signal handler that raises KeyboardInterrupt the first time and ends the process the next time."""
 
-    def __init__(self, words: str) -> None:
-        self.words = words
+    def __init__(self, message: str) -> None:
+        self.message = message
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
         """The first time."""
-        signal.signal(number, AtOnce(self.words))
+        signal.signal(number, ExitOnSignal(self.message))
         raise KeyboardInterrupt
 
 
-def take_over() -> None:
-    """The process is a command from now on, and it starts: Ctrl-C ends it."""
+def install_handlers() -> None:
+    """The process is a command, which starts up: Ctrl-C ends it."""
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
-        signal.signal(signal.SIGINT, AtOnce(NOT_BEGUN))
-    sys.excepthook, sys.unraisablehook = _told_already, _ended_in_a_destructor
+        signal.signal(signal.SIGINT, ExitOnSignal(NOT_BEGUN))
+    sys.excepthook, sys.unraisablehook = _excepthook, _unraisablehook
 
 
-def begin_work(words: str) -> None:
-    """The verb begins, with these words for an interrupt; nothing where the process is no command of ours."""
-    if isinstance(signal.getsignal(signal.SIGINT), AtOnce):
-        signal.signal(signal.SIGINT, Once(words))
+def begin_work(message: str) -> None:
+    """The verb begins, with its message for an interrupt; nothing where the process is no command of ours."""
+    if isinstance(signal.getsignal(signal.SIGINT), ExitOnSignal):
+        signal.signal(signal.SIGINT, RaiseThenExit(message))
 
 
 def end_work() -> None:
-    """All is said: who asks to stop now waits for the process's end alone."""
-    if isinstance(signal.getsignal(signal.SIGINT), AtOnce | Once):
-        signal.signal(signal.SIGINT, AtOnce(""))
+    """The verb has ended and printed all: an interrupt has nothing to add."""
+    if isinstance(signal.getsignal(signal.SIGINT), ExitOnSignal | RaiseThenExit):
+        signal.signal(signal.SIGINT, ExitOnSignal(""))
 
 
-def _told_already(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What nobody caught: an interrupt is no mistake of ours."""
+def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An interrupt that nobody caught gets no traceback."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 
 
-def _ended_in_a_destructor(failure: Any) -> None:
-    """An interrupt that came where Python lets none out ends the process all the same."""
+def _unraisablehook(failure: Any) -> None:
+    """An interrupt in a destructor, which Python lets out of none, ends the process all the same."""
     if isinstance(failure.exc_value, KeyboardInterrupt):
-        AtOnce("interrupted")(signal.SIGINT)
+        ExitOnSignal("interrupted")(signal.SIGINT)
     sys.__unraisablehook__(failure)
 
 
 class InterruptionError(Exception):
-    """What a person who stopped the work wants to know; ``code`` is the exit code that shells know it by."""
+    """The message for a person who stopped the work; ``code`` is the exit code that shells know it by."""
 
     def __init__(self, message: str, number: signal.Signals) -> None:
         super().__init__(message)
@@ -147,10 +150,10 @@ class TerminatedError(BaseException):
 
 
 @contextmanager
-def told(message: str) -> Iterator[None]:
-    """Ctrl-C and SIGTERM inside end with these words."""
+def on_interrupt(message: str) -> Iterator[None]:
+    """Ctrl-C and SIGTERM inside end with this message."""
     try:
-        with _sigterm_heard():
+        with _sigterm_raises():
             yield
     except KeyboardInterrupt:
         raise InterruptionError(message, signal.SIGINT) from None
@@ -159,19 +162,17 @@ def told(message: str) -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_heard() -> Iterator[None]:
-    """Inside, SIGTERM is an exception; in the main thread alone, for Python allows no other to hear signals."""
+def _sigterm_raises() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
         yield
         return
-    signal.signal(signal.SIGTERM, _raise)
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        raise TerminatedError
+
+    signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    raise TerminatedError

@@ -81,7 +81,7 @@ def connect(backend: str, *, patience: timedelta) -> None:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise InputError(f"WORLD_SIZE is set, but not {', '.join(missing)}: start with torchrun, or unset WORLD_SIZE")
-    rank, count = told("RANK", 0), told("WORLD_SIZE", 1)
+    rank, count = env_number("RANK", 0), env_number("WORLD_SIZE", 1)
     if rank >= count:
         raise InputError(f"RANK must be below WORLD_SIZE, which is {count}, got {rank}; start with torchrun")
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -135,7 +135,7 @@ def _told_if_long(what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def told(name: str, default: int) -> int:
+def env_number(name: str, default: int) -> int:
     """A number that torchrun tells by that environment variable."""
     text = os.environ.get(name, "").strip()
     if not text:
@@ -223,7 +223,7 @@ class Processes:
         dist.all_reduce(flags)
         return bool(flags)
 
-    def together(self, pieces: dict[int, Piece]) -> dict[int, Piece]:
+    def all_gather(self, pieces: dict[int, Piece]) -> dict[int, Piece]:
         """The numbered pieces of all processes, in order."""
         found: list[dict[int, Piece]] = [pieces]
         if self.count > 1:
@@ -233,7 +233,7 @@ class Processes:
         return {number: every[number] for number in sorted(every)}
 
     @contextmanager
-    def agreeing(self) -> Iterator[None]:
+    def sync_errors(self) -> Iterator[None]:
         """Wait for every process at the end; what one of them refuses inside, all refuse, with the same words."""
         if self.count == 1:
             yield
@@ -259,7 +259,7 @@ def _common(said: list[str | None]) -> str | None:
 @contextmanager
 def processes(folder: Path | None) -> Iterator[Processes]:
     """The processes torchrun started, or this one alone; ``folder`` is where they all write."""
-    count = told("WORLD_SIZE", 1)
+    count = env_number("WORLD_SIZE", 1)
     if count == 1:
         yield Processes()
         return
@@ -282,7 +282,7 @@ DistributedPATIENCE = timedelta(hours=2)
 @contextmanager
 def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
     """The processes torchrun started, or this one alone, and this one's device."""
-    count = told("WORLD_SIZE", 1)
+    count = env_number("WORLD_SIZE", 1)
     if count == 1:
         yield Processes(), choose_device(device)
         return
@@ -290,7 +290,7 @@ def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
     if not begun:
         connect(_backend(device), patience=DistributedPATIENCE)
     group = Processes(rank=dist.get_rank(), count=count)
-    with group.agreeing():
+    with group.sync_errors():
         chosen = choose_device(_own_device(device))
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -308,12 +308,12 @@ def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
 
 def is_first_process() -> bool:
     """Whether this process is the one that speaks and writes."""
-    return told("RANK", 0) == 0
+    return env_number("RANK", 0) == 0
 
 
-def is_first_here() -> bool:
+def is_first_on_machine() -> bool:
     """Whether this process is the first on its machine."""
-    return told("LOCAL_RANK", 0) == 0
+    return env_number("LOCAL_RANK", 0) == 0
 
 
 def _backend(device: str) -> str:
@@ -329,14 +329,14 @@ def _own_device(device: str) -> str:
         )
     if device == "cpu" or not torch.cuda.is_available():
         return "cpu" if device == "auto" else device
-    local, seen = told("LOCAL_RANK", 0), torch.cuda.device_count()
+    local, seen = env_number("LOCAL_RANK", 0), torch.cuda.device_count()
     return f"cuda:{local if seen > 1 else 0}"
 
 
 def _check_own_gpu(group: Processes, device: torch.device) -> None:
     """NCCL's own words for two processes on one GPU are hard to read."""
     name = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
-    gpus = group.together({group.rank: name})
+    gpus = group.all_gather({group.rank: name})
     shared = [rank for rank, other in gpus.items() if list(gpus.values()).count(other) > 1]
     if shared:
         raise InputError(
@@ -346,7 +346,7 @@ def _check_own_gpu(group: Processes, device: torch.device) -> None:
 
 def check_single_process(command: str, instead: str) -> None:
     """Refuse where torchrun started several processes; ``instead`` says what to do."""
-    count = told("WORLD_SIZE", 1)
+    count = env_number("WORLD_SIZE", 1)
     if count != 1:
         raise InputError(
             f"{command} is for one process, and torchrun started {count} (WORLD_SIZE): start it without torchrun; "
@@ -354,4 +354,4 @@ def check_single_process(command: str, instead: str) -> None:
         )
 
 
-ALONE = Processes()
+SINGLE_PROCESS = Processes()

@@ -21,7 +21,7 @@ from widemargin.core.modes import evaluating, frozen
 from widemargin.core.precision import allowing_tf32, full_float32
 from widemargin.data.batches import in_order
 from widemargin.data.image_set import ImageSet
-from widemargin.distributed.group import ALONE, Processes
+from widemargin.distributed.group import SINGLE_PROCESS, Processes
 from widemargin.engine.cuda_graphs import GraphedFunction
 from widemargin.errors import InputError
 from widemargin.evaluation.tf32_search import search_model
@@ -49,7 +49,7 @@ def verdicts(
     batch_size: int = 500,
     seed: int = 0,
     advance: Advance | None = None,
-    group: Processes = ALONE,
+    group: Processes = SINGLE_PROCESS,
     tf32: bool = False,
 ) -> Tensor:
     """(N,) bool on the CPU: still classified correctly after the attack (or clean, without one).
@@ -58,7 +58,7 @@ def verdicts(
     """
     find = _finder(model, attack, tf32=tf32)
     parts: dict[int, Tensor] = {}
-    with full_float32(), group.agreeing():
+    with full_float32(), group.sync_errors():
         for number, (x, y) in enumerate(in_order(data, batch_size)):
             if not group.mine(number):
                 continue
@@ -67,7 +67,7 @@ def verdicts(
             parts[number] = classified(model, x_adv, y)
             if advance is not None:
                 advance(len(y))
-    found = group.together({number: part.cpu() for number, part in parts.items()})
+    found = group.all_gather({number: part.cpu() for number, part in parts.items()})
     return torch.cat(list(found.values()))
 
 

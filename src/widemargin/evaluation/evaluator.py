@@ -197,7 +197,7 @@ def evaluate(
     check_model("evaluate", model)
     store = Store(None if out is None else Path(out))
     with outside_inference_mode(), processes(store.folder) as group:
-        with group.agreeing():
+        with group.sync_errors():
             settings = EvaluationSettings(
                 attacks=attack_names(attacks),
                 eps=radii(eps),
@@ -242,7 +242,7 @@ def _telling(console: Console, count: int | None, shard_size: int, notes: Sequen
 def _held(store: Store, group: Processes) -> Iterator[None]:
     """The first process holds the folder for all of them; where it is refused, all are."""
     with ExitStack() as inside:
-        with group.agreeing():
+        with group.sync_errors():
             if group.first:
                 inside.enter_context(store.held())
         yield
@@ -268,7 +268,7 @@ def _run(
     say: Say,
 ) -> Report:
     device = _device_of(model)
-    with group.agreeing():  # before any work is done
+    with group.sync_errors():  # before any work is done
         if group.first:
             store.claim(_identity(model, settings, subject))
         first = _first(pieces)
@@ -277,7 +277,7 @@ def _run(
             check_answers(Float32Classifier(model, flat=first.flat), first, logits, store, device)
     numbers: list[int] = []
     to_search: nn.Module | None = None
-    with group.agreeing():
+    with group.sync_errors():
         if group.first:
             _look(Float32Classifier(model, flat=first.flat), first, settings, store, device)
         for shard in itertools.chain([first], pieces):

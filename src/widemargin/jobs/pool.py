@@ -168,9 +168,9 @@ def run_workers(
     stop = Stop()
     threads = max(1, (os.cpu_count() or 1) // workers)
     try:
-        with stop.heard():
+        with stop.handle_signals():
             while waiting or running:
-                if stop.asked is not None or time.monotonic() >= deadline:
+                if stop.received is not None or time.monotonic() >= deadline:
                     waiting.clear()
                     for worker in running:
                         worker.ask_to_stop()

@@ -11,7 +11,7 @@ from widemargin.config.run import RunConfig
 from widemargin.core.checks import check_count, check_number, choice
 from widemargin.core.signals import Stop
 from widemargin.data.batches import Batches
-from widemargin.distributed.group import ALONE, Processes
+from widemargin.distributed.group import SINGLE_PROCESS, Processes
 from widemargin.engine.plan import Plan
 from widemargin.training.graphed_step import Steps
 from widemargin.training.nonfinite import ON_NONFINITE
@@ -56,7 +56,7 @@ class RunContext:
     options: RunOptions
     deadline: float
     stop: Stop
-    group: Processes = ALONE
+    group: Processes = SINGLE_PROCESS
 
     @property
     def out_of_time(self) -> bool:
@@ -66,14 +66,14 @@ class RunContext:
     @property
     def over(self) -> bool:
         """Whether to stop at the next step boundary: the time is over, or a signal asked for it, in some process."""
-        return self.group.any(self.out_of_time or self.stop.asked is not None)
+        return self.group.any(self.out_of_time or self.stop.received is not None)
 
     @property
     def asked(self) -> bool:
         """Whether a signal asked to stop, in some process."""
-        return self.group.any(self.stop.asked is not None)
+        return self.group.any(self.stop.received is not None)
 
-    def moment(self, epoch: int, step: int) -> StepContext:
+    def step_context(self, epoch: int, step: int) -> StepContext:
         """That step of that epoch."""
         steps = self.batches.steps_per_epoch
         return StepContext(seed=self.config.seed, epoch=epoch, step=step, steps_per_epoch=steps)

@@ -16,7 +16,7 @@ same; they are not the CPU's numbers. A generator that no step of a kind has dra
 
 How a run takes its steps: one by one as they are written, or captured once and replayed as a CUDA graph.
 
-Both take (batch, moment), update the state's networks and add the step's values to its sums.
+Both take (batch, context), update the state's networks and add the step's values to its sums.
 """
 
 import warnings
@@ -136,14 +136,14 @@ class GraphStepContext:
         return self._factor(penalty).tensor
 
     def set_to(
-        self, moment: StepContext, penalties: tuple[Penalty, ...], batch_size: int, drawn: set[str] | None
+        self, context: StepContext, penalties: tuple[Penalty, ...], batch_size: int, drawn: set[str] | None
     ) -> None:
         """Fill in this moment's numbers; only the generators that are drawn from, where that is known."""
         for purpose in _purposes(penalties):
             if drawn is None or purpose in drawn:
-                self.generator(purpose).manual_seed(moment.derived_seed(purpose))
+                self.generator(purpose).manual_seed(context.derived_seed(purpose))
         for penalty in penalties:
-            self._factor(penalty).set_to(moment.factor(penalty, batch_size))
+            self._factor(penalty).set_to(context.factor(penalty, batch_size))
 
     def drawn(self, penalties: tuple[Penalty, ...]) -> set[str]:
         """The purposes whose generators a step with these penalties, the last one taken, has drawn from."""
@@ -209,12 +209,12 @@ class GraphedSteps:
         self._captures, self._pace = True, Pace(self._device)
         state.make_capturable()
 
-    def __call__(self, batch: Batch, moment: StepContext) -> None:
+    def __call__(self, batch: Batch, context: StepContext) -> None:
         """Update the networks and the sums."""
-        kind = self._kind(batch, moment)
+        kind = self._kind(batch, context)
         self._take_over_sums()
         drawn = None if kind.graph is None else kind.drawn
-        self._circumstances(kind).set_to(moment, kind.penalties, batch.size, drawn)
+        self._circumstances(kind).set_to(context, kind.penalties, batch.size, drawn)
         kind.inputs.fill(batch)
         if kind.graph is None:
             with choosing_kernels(self._plan, self._device):
@@ -233,15 +233,15 @@ class GraphedSteps:
             self._on_the_side(lambda: self._step(kind))
             kind.drawn |= self._circumstances(kind).drawn(kind.penalties)
 
-    def _kind(self, batch: Batch, moment: StepContext) -> CapturedStep:
-        due = moment.due(self._penalties)
+    def _kind(self, batch: Batch, context: StepContext) -> CapturedStep:
+        due = context.due(self._penalties)
         phase: Callable[[int], Any] | None = getattr(self._objective, "phase", None)
-        at = moment.epoch if phase is None else phase(moment.epoch)
+        at = context.epoch if phase is None else phase(context.epoch)
         key = (kind_of(batch), tuple(penalty.name for penalty in due), phase is None, at)
         if key not in self._kinds:
             if phase is None:
                 self._kinds = {k: v for k, v in self._kinds.items() if k[3] == at}
-            self._kinds[key] = CapturedStep(inputs_for(batch), due, moment.epoch)
+            self._kinds[key] = CapturedStep(inputs_for(batch), due, context.epoch)
         return self._kinds[key]
 
     def _circumstances(self, kind: CapturedStep) -> GraphStepContext:
@@ -320,7 +320,7 @@ EAGER = Plan()
 class Steps(Protocol):
     """Takes a step."""
 
-    def __call__(self, batch: Batch, moment: StepContext) -> None:
+    def __call__(self, batch: Batch, context: StepContext) -> None:
         """Update the networks and the sums."""
         ...
 
@@ -332,13 +332,13 @@ class EagerSteps:
         self._state, self._nets, self._plan = state, nets, plan
         self._objective, self._penalties = config.objective, config.penalties()
 
-    def __call__(self, batch: Batch, moment: StepContext) -> None:
+    def __call__(self, batch: Batch, context: StepContext) -> None:
         """Update the networks and the sums."""
         with choosing_kernels(self._plan, batch.labels.device), sharing(batch.share):
             for net in self._nets.all().values():
                 if isinstance(net, FastNetwork):
                     net.refresh()
-            values = train_step(self._state, self._objective, self._penalties, batch, moment, nets=self._nets)
+            values = train_step(self._state, self._objective, self._penalties, batch, context, nets=self._nets)
             self._state.add(sums_over_processes(values))
 
 

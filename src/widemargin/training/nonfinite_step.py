@@ -1,7 +1,7 @@
 """A step that was not finite, kept so that it can be taken again and looked at.
 
 ``nonfinite.safetensors`` holds the networks' weights before the step, the batch as the step saw it and, where they were
-looked at, the step's values; ``nonfinite.json`` holds the moment, the configuration and what was at fault. ``replay``
+looked at, the step's values; ``nonfinite.json`` holds the context, the configuration and what was at fault. ``replay``
 takes the step again, up to the update, with the same random numbers.
 
 The refusal to go on with numbers that are none: a run ends at such a step, and nothing of it is saved as weights.
@@ -41,7 +41,7 @@ FORMAT = "widemargin-nonfinite-1"
 class ReplayedStep:
     """What a step computed: the values of each sample (B,), and the gradient of each parameter."""
 
-    moment: StepContext
+    context: StepContext
     indices: list[int]
     """Where in the training images the samples are."""
     values: Tensors
@@ -91,7 +91,7 @@ def save_step(
     nets: Nets,
     config: RunConfig,
     batch: Batch,
-    moment: StepContext,
+    context: StepContext,
     found: NonfiniteStep,
     *,
     num_classes: int,
@@ -106,7 +106,7 @@ def save_step(
     table = {
         "format": FORMAT,
         "at_fault": found.names,
-        "moment": asdict(moment),
+        "moment": asdict(context),
         "indices": batch.indices.tolist(),
         "num_classes": num_classes,
         "engine": engine,
@@ -128,7 +128,7 @@ def replay(folder: str | Path, *, device: str = "auto", engine: str | None = Non
     On the same kind of device, with the same versions, the values are those of the run.
     """
     table, tensors = _read(Path(folder))
-    config, moment, chosen = from_dict(table["config"]), StepContext(**table["moment"]), choose_device(device)
+    config, context, chosen = from_dict(table["config"]), StepContext(**table["moment"]), choose_device(device)
     images, labels, indices = (tensors[name].to(chosen) for name in ("images", "labels", "indices"))
     state = make_state(config, ImageSet(torch.zeros_like(images[:1]), labels[:1], table["num_classes"], "replay"))
     for name, net in state.nets.all().items():
@@ -138,8 +138,8 @@ def replay(folder: str | Path, *, device: str = "auto", engine: str | None = Non
     steps = make_steps(plan, state, config)
     recorder = _Recorder(state.nets)
     state.guard = recorder
-    steps(Batch(moment.step, indices, images, labels), moment)
-    return ReplayedStep(moment, indices.tolist(), recorder.values, recorder.gradients)
+    steps(Batch(context.step, indices, images, labels), context)
+    return ReplayedStep(context, indices.tolist(), recorder.values, recorder.gradients)
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], Tensors]:
@@ -165,13 +165,13 @@ def refuse_not_finite(state: TrainState, run: RunContext, *, wait: bool) -> None
     found = None if state.guard is None else state.guard.found(wait=wait)
     if found is None:
         return
-    moment = run.moment(state.epoch, found.step - state.epoch * run.batches.steps_per_epoch)
-    batch = next(replace(run.batches, rank=0, processes=1).epoch(moment.epoch, moment.step))
+    context = run.step_context(state.epoch, found.step - state.epoch * run.batches.steps_per_epoch)
+    batch = next(replace(run.batches, rank=0, processes=1).epoch(context.epoch, context.step))
     classes, engine = run.splits.train.num_classes, run.plan.engine
-    with run.group.agreeing():
+    with run.group.sync_errors():
         if run.group.first:
-            save_step(run.folder, state.nets, run.config, batch, moment, found, num_classes=classes, engine=engine)
-        raise _not_finite(run.config, run.folder, batch, moment, found)
+            save_step(run.folder, state.nets, run.config, batch, context, found, num_classes=classes, engine=engine)
+        raise _not_finite(run.config, run.folder, batch, context, found)
 
 
 def check_finite(state: TrainState, config: RunConfig) -> None:
@@ -184,13 +184,15 @@ def check_finite(state: TrainState, config: RunConfig) -> None:
         raise _diverged(config, f"a weight became infinite or not a number in epoch {state.epoch + 1}")
 
 
-def _not_finite(config: RunConfig, folder: Path, batch: Batch, moment: StepContext, found: NonfiniteStep) -> InputError:
+def _not_finite(
+    config: RunConfig, folder: Path, batch: Batch, context: StepContext, found: NonfiniteStep
+) -> InputError:
     """The end of a run at a step that was not finite, after what it takes to repeat the step was saved."""
     first, *others = found.names
     what = f"the {first}" if first in ("loss", "gradient") else first
     also = f" (and {', '.join(others)})" if others else ""
     indices = ", ".join(map(str, batch.indices[:MOST].tolist())) + (", ..." if len(batch.indices) > MOST else "")
-    step = f"epoch {moment.epoch + 1}, step {moment.step + 1} of {moment.steps_per_epoch}"
+    step = f"epoch {context.epoch + 1}, step {context.step + 1} of {context.steps_per_epoch}"
     diverged = _diverged(config, f"{what} became {_seen(found, first)}{also} in {step}, on training images {indices}")
     return InputError(
         f"{diverged}; widemargin.training.replay({str(folder)!r}) takes that step again, --on-nonfinite skip leaves "

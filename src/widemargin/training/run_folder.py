@@ -251,11 +251,11 @@ def resume(state: TrainState, folder: Path, config: RunConfig) -> None:
     if newest is not None:
         checkpoint, path = newest
         check_run(path, checkpoint.description, config)
-        load_weights(state.judged, checkpoint.weights, source=path)
+        load_weights(state.eval_model, checkpoint.weights, source=path)
         with fitting(path):
             state.restore(checkpoint.training, epoch=checkpoint.description.epoch, step=checkpoint.description.step)
-        _check_best(state.best, folder, config, averaged=state.judged is state.average)
-        _check_best(state.best_beside, folder / AVERAGED, config, averaged=True)
+        _check_best(state.best, folder, config, averaged=state.eval_model is state.average)
+        _check_best(state.best_averaged, folder / AVERAGED, config, averaged=True)
     state.metrics = keep_until(folder, state.epoch, state.metrics or None)
 
 
@@ -342,28 +342,28 @@ def save(state: TrainState, run: RunContext, which: Which, scores: Scores, besid
     """Write that checkpoint; the first process does it for all. ``beside`` are the scores of weights beside."""
     training = {} if which == "best" else state.tensors()
     name, previous = (BEST, None) if which == "best" else (LAST, run.folder / PREVIOUS)
-    description = _describe(state, run, which, scores, averaged=state.judged is state.average)
-    checkpoint = Checkpoint(dict(state.judged.state_dict()), training, description)
+    description = _describe(state, run, which, scores, averaged=state.eval_model is state.average)
+    checkpoint = Checkpoint(dict(state.eval_model.state_dict()), training, description)
     if which == "last":
-        save_beside(state, run, "last", beside)  # first: a crash between the two writes both again
-    with run.group.agreeing():
+        save_averaged(state, run, "last", beside)  # first: a crash between the two writes both again
+    with run.group.sync_errors():
         if run.group.first:
             save_checkpoint(run.folder / name, checkpoint, previous)
     if which == "last":
         state.saved_at, state.unsaved = time.monotonic(), None
 
 
-def save_beside(state: TrainState, run: RunContext, which: Which, scores: Scores) -> None:
+def save_averaged(state: TrainState, run: RunContext, which: Which, scores: Scores) -> None:
     """Write the weights that are judged beside the model's, where there are any; for judging alone."""
-    if state.beside is None:
+    if state.averaged is None:
         return
     description = _describe(state, run, which, scores, averaged=True)
-    with run.group.agreeing():
+    with run.group.sync_errors():
         if run.group.first:
             folder = make_folder(run.folder / AVERAGED)
             save_checkpoint(
                 folder / (BEST if which == "best" else LAST),
-                Checkpoint(dict(state.beside.state_dict()), {}, description),
+                Checkpoint(dict(state.averaged.state_dict()), {}, description),
             )
 
 
@@ -402,10 +402,10 @@ def _versions(state: TrainState, run: RunContext) -> dict[str, str]:
 
 
 @contextmanager
-def claimed_by_first(out: Path, config: RunConfig, group: Processes) -> Iterator[None]:
+def claim_for_group(out: Path, config: RunConfig, group: Processes) -> Iterator[None]:
     """The first process claims the folder for all; what it is refused, all are."""
     with ExitStack() as stack:
-        with group.agreeing():
+        with group.sync_errors():
             if group.first:
                 stack.enter_context(claimed(out, config))
         yield

@@ -15,7 +15,7 @@ from widemargin.core import randomness
 from widemargin.data.batches import AUGMENTATIONS, Augmentation, Batches
 from widemargin.data.datasets import load
 from widemargin.data.image_set import ImageSet, stratified_split
-from widemargin.distributed.group import Processes, is_first_here
+from widemargin.distributed.group import Processes, is_first_on_machine
 from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.engine.plan import Plan
 from widemargin.errors import InputError, WidemarginWarning
@@ -121,8 +121,8 @@ def make_state(config: RunConfig, train: ImageSet) -> TrainState:
     averaging, optimizer = config.averaging, make_optimizer(nets, config.optimizer)
     if averaging is None:
         return TrainState(nets=nets, optimizer=optimizer)
-    counts = not averaging.beside
-    return TrainState(nets=nets, optimizer=optimizer, average=make_average(model), average_counts=counts)
+    is_eval_model = not averaging.beside
+    return TrainState(nets=nets, optimizer=optimizer, average=make_average(model), average_is_eval_model=is_eval_model)
 
 
 def _check_storable(nets: Nets) -> None:
@@ -140,8 +140,8 @@ def by_turns(group: Processes, load: Callable[[], Splits]) -> Splits:
     """The data, read by the first process of each machine before the others: it downloads what they then find."""
     found: list[Splits] = []
     for turn in (True, False) if group.count > 1 else (True,):
-        with group.agreeing():
-            if not found and (not turn or is_first_here()):
+        with group.sync_errors():
+            if not found and (not turn or is_first_on_machine()):
                 found.append(load())
     return found[0]
 

@@ -49,7 +49,7 @@ class TrainState:
     optimizer: torch.optim.SGD
     average: nn.Module | None = None
     """The averaged copy of the model, where weights are averaged."""
-    average_counts: bool = True
+    average_is_eval_model: bool = True
     """Whether that copy is judged in the model's place; else it is judged beside it."""
     epoch: int = 0
     """Epochs finished."""
@@ -58,7 +58,7 @@ class TrainState:
     sums: Tensors = field(default_factory=dict)
     """Per-sample sums over the epoch under way, on the device: reading them is the only time training waits."""
     best: Best | None = None
-    best_beside: Best | None = None
+    best_averaged: Best | None = None
     metrics: dict[int, int] = field(default_factory=dict)
     """Epoch -> the digest of its line in the metrics (``log``)."""
     guard: Guard | None = None
@@ -69,14 +69,14 @@ class TrainState:
     """The scores (those beside last) of an epoch that ended too soon after the last checkpoint for one of its own."""
 
     @property
-    def judged(self) -> nn.Module:
+    def eval_model(self) -> nn.Module:
         """The model that is validated, kept and judged: the averaged one where there is one, and it counts."""
-        return self.nets.model if self.average is None or not self.average_counts else self.average
+        return self.nets.model if self.average is None or not self.average_is_eval_model else self.average
 
     @property
-    def beside(self) -> nn.Module | None:
+    def averaged(self) -> nn.Module | None:
         """The averaged copy, where it is judged beside the model."""
-        return None if self.average_counts else self.average
+        return None if self.average_is_eval_model else self.average
 
     def add(self, values: Tensors) -> None:
         """Add per-sample values (B,) to the sums."""
@@ -112,7 +112,7 @@ class TrainState:
                 stored[f"momentum/{name}"] = momentum
         for name, net in self._unjudged().items():
             stored |= {f"{name}/{key}": value for key, value in net.state_dict().items()}
-        for name, best in (("best", self.best), ("best_beside", self.best_beside)):
+        for name, best in (("best", self.best), ("best_beside", self.best_averaged)):
             if best is not None:
                 stored[name] = torch.tensor([best.score, best.epoch], dtype=torch.float64)
         if self.metrics:
@@ -130,7 +130,7 @@ class TrainState:
                 self.optimizer.state[parameter]["momentum_buffer"] = momenta[name].to(device)
         for name, net in self._unjudged().items():
             net.load_state_dict(_below(name, stored))
-        self.best, self.best_beside = (_best(stored.get(name)) for name in ("best", "best_beside"))
+        self.best, self.best_averaged = (_best(stored.get(name)) for name in ("best", "best_beside"))
         self.metrics = dict(stored["metrics"].tolist()) if "metrics" in stored else {}
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -141,7 +141,7 @@ class TrainState:
     def _unjudged(self) -> dict[str, nn.Module]:
         """The networks whose weights are not the checkpoint's own: a teacher, the model under an average, or that."""
         networks = self.nets.all() | ({} if self.average is None else {"average": self.average})
-        return {name: net for name, net in networks.items() if net is not self.judged}
+        return {name: net for name, net in networks.items() if net is not self.eval_model}
 
 
 def _best(stored: Tensor | None) -> Best | None:
@@ -221,10 +221,10 @@ def broadcast_state(state: TrainState, group: Processes) -> None:
     place = [(state.epoch, state.step)]
     dist.broadcast_object_list(place, src=0)
     device = next(state.nets.model.parameters()).device
-    weights = _from_first(dict(state.judged.state_dict()), device, group)
+    weights = _from_first(dict(state.eval_model.state_dict()), device, group)
     training = _from_first(state.tensors(), device, group)
     if not group.first:
-        state.judged.load_state_dict(weights)
+        state.eval_model.load_state_dict(weights)
         epoch, step = place[0]
         state.restore(training, epoch=epoch, step=step)
 

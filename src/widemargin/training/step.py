@@ -82,14 +82,14 @@ def train_step(
     objective: Objective,
     penalties: tuple[Penalty, ...],
     batch: Batch,
-    moment: StepContext,
+    context: StepContext,
     *,
     nets: Nets | None = None,
 ) -> dict[str, Tensor]:
     """Update the state's networks once; ``nets`` are these as a faster engine runs them."""
     nets = state.nets if nets is None else nets
-    due = moment.due(penalties)
-    return take_step(nets, state.optimizer, objective, due, batch.images, batch.labels, moment, guard=state.guard)
+    due = context.due(penalties)
+    return take_step(nets, state.optimizer, objective, due, batch.images, batch.labels, context, guard=state.guard)
 
 
 def take_step(

@@ -45,14 +45,14 @@ from widemargin.training.progress import TrainingDisplay
 from widemargin.training.run_folder import (
     Line,
     append_line,
-    claimed_by_first,
+    claim_for_group,
     digest_line,
     finished_without_last,
     read_metrics,
     resume,
     save,
     save_at_epoch_end,
-    save_beside,
+    save_averaged,
     save_in_mid_epoch,
     save_the_rest,
 )
@@ -83,7 +83,7 @@ def begin(
 ) -> tuple[TrainState, RunContext]:
     """The state, the same in every process, and what does not change while it trains."""
     splits = splits.to(device)
-    with group.agreeing():
+    with group.sync_errors():
         batches = replace(make_batches(config, splits.train), rank=group.rank, processes=group.count)
         state = make_state(config, splits.train)
         share_networks(state.nets, group, sync_bn=options.sync_bn)
@@ -131,7 +131,7 @@ def finish_epoch(state: TrainState, run: RunContext, display: TrainingDisplay, *
     refuse_not_finite(state, run, wait=True)
     check_finite(state, config)  # waits for the device, so the time below is the whole epoch's
     check_same_weights(state, run.group)
-    rate = config.optimizer.schedule(run.moment(state.epoch, state.step - 1).passed)
+    rate = config.optimizer.schedule(run.step_context(state.epoch, state.step - 1).passed)
     line = training_metrics(state) | {"seconds": round(time.monotonic() - began, 3), "lr": config.optimizer.lr * rate}
     try:
         measured, beside = _watched(state, run, display)
@@ -144,10 +144,10 @@ def finish_epoch(state: TrainState, run: RunContext, display: TrainingDisplay, *
     if best := better(state.best, measured, state.epoch):
         state.best = best
         save(state, run, "best", scores)
-    if best := better(state.best_beside, beside, state.epoch):
-        state.best_beside = best
-        save_beside(state, run, "best", scores_beside)
-    with run.group.agreeing():
+    if best := better(state.best_averaged, beside, state.epoch):
+        state.best_averaged = best
+        save_averaged(state, run, "best", scores_beside)
+    with run.group.sync_errors():
         if run.group.first:
             state.metrics[state.epoch] = _note(
                 run, line
@@ -168,8 +168,8 @@ def _watched(state: TrainState, run: RunContext, display: TrainingDisplay) -> tu
     display.busy("measuring")
     began = time.monotonic()
     with _interruptible(state, run):
-        measured = _measure(state.judged, state, run, epoch)
-        beside = {} if state.beside is None else _measure(state.beside, state, run, epoch)
+        measured = _measure(state.eval_model, state, run, epoch)
+        beside = {} if state.averaged is None else _measure(state.averaged, state, run, epoch)
     return measured | {"watch_seconds": round(time.monotonic() - began, 3)}, beside
 
 
@@ -184,11 +184,13 @@ def _interruptible(state: TrainState, run: RunContext) -> Iterator[None]:
     if run.group.count > 1:  # the others would wait for one that stopped
         yield
         return
-    networks = {*state.nets.all().values(), state.judged} | ({state.beside} if state.beside is not None else set())
+    networks = {*state.nets.all().values(), state.eval_model} | (
+        {state.averaged} if state.averaged is not None else set()
+    )
     buffers = [buffer for net in networks for buffer in net.buffers()]
     kept = [buffer.clone() for buffer in buffers]
     try:
-        with run.stop.at_once():
+        with run.stop.interrupting():
             yield
     except StopNowError:
         for buffer, before in zip(buffers, kept, strict=True):
@@ -217,11 +219,11 @@ def train_epoch(state: TrainState, run: RunContext, display: TrainingDisplay) ->
     began = shown = time.monotonic()
     images = 0
     for batch in run.batches.epoch(state.epoch, state.step):
-        moment = run.moment(state.epoch, batch.step)
-        _prepare(state, run, moment)
-        run.steps(batch, moment)
-        refuse_not_finite(state, run, wait=moment.total_steps % LOOK_EVERY == 0)
-        _average(state, run, moment)
+        context = run.step_context(state.epoch, batch.step)
+        _prepare(state, run, context)
+        run.steps(batch, context)
+        refuse_not_finite(state, run, wait=context.total_steps % LOOK_EVERY == 0)
+        _average(state, run, context)
         state.step, images = batch.step + 1, images + batch.size
         display.advance()
         if time.monotonic() - shown > REFRESH_SECONDS:
@@ -237,19 +239,19 @@ def train_epoch(state: TrainState, run: RunContext, display: TrainingDisplay) ->
     finish_epoch(state, run, display, began=began)
 
 
-def _prepare(state: TrainState, run: RunContext, moment: StepContext) -> None:
+def _prepare(state: TrainState, run: RunContext, context: StepContext) -> None:
     """Tell the guard which step comes, and set its learning rate."""
     if state.guard is not None:
-        state.guard.begin(moment.total_steps)
+        state.guard.begin(context.total_steps)
     optimizer = run.config.optimizer
-    set_learning_rate(state.optimizer, optimizer.lr * optimizer.schedule(moment.passed))
+    set_learning_rate(state.optimizer, optimizer.lr * optimizer.schedule(context.passed))
 
 
-def _average(state: TrainState, run: RunContext, moment: StepContext) -> None:
+def _average(state: TrainState, run: RunContext, context: StepContext) -> None:
     """Move the averaged weights, where there are any, towards those of the step."""
     averaging = run.config.averaging
     if state.average is not None and averaging is not None:
-        update_average(state.average, state.nets.model, decay=averaging.decay, updates=moment.total_steps)
+        update_average(state.average, state.nets.model, decay=averaging.decay, updates=context.total_steps)
 
 
 @dataclass(frozen=True)
@@ -306,18 +308,18 @@ def train(
     with (
         deterministic_algorithms(deterministic),
         training_processes(device) as (group, chosen),
-        claimed_by_first(out, config, group),
+        claim_for_group(out, config, group),
     ):
-        with group.agreeing():
+        with group.sync_errors():
             found = {0: finished_without_last(out, config)} if group.first else {}
-        finished = group.together(found)[0]
+        finished = group.all_gather(found)[0]
         if finished is None:
             if splits is None:
                 load = partial(load_splits, config.data, seed=config.seed, data_dir=data_dir, device=chosen)
                 splits = by_turns(group, load)
             state, run = begin(config, out, splits, chosen, options, group=group, deadline=deadline, stop=asked)
             _train(state, run, console if console is not None and group.first else Console(quiet=True))
-            metrics = group.together({0: read_metrics(out)} if group.first else {})[0]
+            metrics = group.all_gather({0: read_metrics(out)} if group.first else {})[0]
             result = RunResult(out, _finished(state, config), state.epoch, metrics, state.step)
         else:
             result = RunResult(out, finished=True, epoch=config.epochs, metrics=finished)
@@ -337,7 +339,7 @@ def _train(state: TrainState, run: RunContext, console: Console) -> None:
         graphs = ", without CUDA graphs" if run.splits.train.device.type == "cuda" else ""
         say(console, f"processes: {run.group.count}, which share every batch{graphs}")
     with (
-        run.stop.heard(),
+        run.stop.handle_signals(),
         TrainingDisplay(console, name=config.name, total_steps=total, done_steps=done) as display,
     ):
         while not _finished(state, config) and not run.over:

@@ -14,7 +14,7 @@ from widemargin.core.modes import copied_buffers, with_buffers
 from widemargin.core.precision import full_float32
 from widemargin.data.batches import in_order
 from widemargin.data.image_set import ImageSet, as_floats
-from widemargin.distributed.group import ALONE, Processes
+from widemargin.distributed.group import SINGLE_PROCESS, Processes
 from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins, percent, verdicts
 from widemargin.models.catalog import CNNConfig, MLPConfig
 from widemargin.training.setup import Splits, make_augmentation
@@ -30,7 +30,7 @@ LIGHT: dict[type, tuple[int, int]] = {MLPConfig: (1024, 2500), CNNConfig: (3072,
 
 
 def watch(
-    nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: Processes = ALONE, tf32: bool = False
+    nets: Nets, config: RunConfig, splits: Splits, *, epoch: int, group: Processes = SINGLE_PROCESS, tf32: bool = False
 ) -> Metrics:
     """The measurements of ``nets.model`` that the configuration asks for after this many epochs.
 
@@ -72,9 +72,9 @@ def _accuracies(
 
 def _margins(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], split: str, group: Processes) -> Metrics:
     """Of this process's batches and those of the others."""
-    with group.agreeing():
+    with group.sync_errors():
         mine = _by_batch(model, batches)
-    margins, correct = zip(*group.together(dict(zip(_numbers(group), mine, strict=False))).values(), strict=True)
+    margins, correct = zip(*group.all_gather(dict(zip(_numbers(group), mine, strict=False))).values(), strict=True)
     summary = MeasuredMargins(torch.cat(margins), torch.cat(correct)).over_correct()
     named = {"mean": summary.mean, "std": summary.std}
     return {f"{split}_margin_{name}": value for name, value in named.items() if value is not None}
@@ -97,7 +97,7 @@ def _numbers(group: Processes) -> Iterator[int]:
 
 
 def first_samples(
-    batches: Iterator[tuple[Tensor, Tensor]], samples: int | None, size: int, group: Processes = ALONE
+    batches: Iterator[tuple[Tensor, Tensor]], samples: int | None, size: int, group: Processes = SINGLE_PROCESS
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """This process's batches of that size until so many samples have come in all of them; every batch for None."""
     for number in _numbers(group):
@@ -111,7 +111,7 @@ def first_samples(
 
 
 def training_points(
-    nets: Nets, train: ImageSet, config: RunConfig, epoch: int, group: Processes = ALONE
+    nets: Nets, train: ImageSet, config: RunConfig, epoch: int, group: Processes = SINGLE_PROCESS
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Training images as training sees them: augmented, and attacked where the objective attacks (the paper's x').
 
