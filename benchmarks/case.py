@@ -29,7 +29,10 @@ from widemargin.engine.plan import Plan, make_plan
 from widemargin.errors import InputError
 from widemargin.heads.hypersphere import Hypersphere
 from widemargin.heads.linear import Linear
-from widemargin.models.catalog import MODELS, LBGATTeacherConfig, MLPConfig, ModelFactory
+from widemargin.models import MODELS
+from widemargin.models.classifier import ModelFactory
+from widemargin.models.mlp import MLPConfig
+from widemargin.models.resnet import LBGATTeacherConfig
 from widemargin.objectives.adversarial import Adversarial
 from widemargin.objectives.lbgat import Lbgat
 from widemargin.objectives.mail import Mail

@@ -21,7 +21,7 @@ from widemargin.models import (
     ResNet18Config,
     WideResNetConfig,
 )
-from widemargin.models.catalog import build_model
+from widemargin.models.classifier import build_model
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
 from widemargin.training.graphed_step import Steps, make_steps
 from widemargin.training.state import TrainState, make_optimizer

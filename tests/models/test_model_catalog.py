@@ -160,7 +160,8 @@ def test_every_field_is_checked(make: typing.Callable[[], object], message: str)
 @pytest.mark.parametrize("kind", [*MODELS.values(), Normalization])
 def test_only_field_types_that_a_config_file_can_hold(kind: type) -> None:
     plain = {int, float, bool, str, Normalization, type(None), tuple[int, ...], tuple[float, ...]}
-    for hint in typing.get_type_hints(kind).values():
+    hints = typing.get_type_hints(kind)
+    for hint in (hints[field.name] for field in dataclasses.fields(kind)):
         joined = typing.get_origin(hint) in (types.UnionType, typing.Union)
         options = typing.get_args(hint) if joined else (hint,)
         assert all(option in plain or typing.get_origin(option) is typing.Literal for option in options)

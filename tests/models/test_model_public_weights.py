@@ -16,7 +16,7 @@ from widemargin.models import (
     WideResNet,
     load_public_state_dict,
 )
-from widemargin.models.public_weights import recognize
+from widemargin.models.public_weights import describe
 
 Weights = dict[str, Tensor]
 SHAPE = (3, 8, 8)
@@ -129,12 +129,12 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def test_recognizes_the_own_models() -> None:
     with torch.device("meta"):
-        assert recognize(shapes(ResNet18())) == "ResNet18(width=64, num_classes=10)"
-        assert recognize(shapes(CNN(num_classes=5))) == "CNN(num_classes=5)"
-        assert recognize(shapes(MLP(hidden=(8, 4)))) == "MLP(hidden=(8, 4), num_classes=10) for images of 784 pixels"
+        assert describe(shapes(ResNet18())) == "ResNet18(width=64, num_classes=10)"
+        assert describe(shapes(CNN(num_classes=5))) == "CNN(num_classes=5)"
+        assert describe(shapes(MLP(hidden=(8, 4)))) == "MLP(hidden=(8, 4), num_classes=10)"
         wide = WideResNet(variant="trades", make_head=lambda d, k: LinearHead(d, k, bias=False))
     expected = "WideResNet(depth=34, widen=10, variant='trades', num_classes=10) with a head without bias"
-    assert recognize(shapes(wide)) == expected
+    assert describe(shapes(wide)) == expected
 
 
 def test_recognizes_common_strangers_and_nothing_else() -> None:
@@ -142,12 +142,12 @@ def test_recognizes_common_strangers_and_nothing_else() -> None:
         resnet = shapes(ResNet18())
         preact, bare = (shapes(PreActResNet18(width=w, last_norm=last)) for w, last in ((64, True), (8, False)))
     vision = {key.replace("linear.", "fc."): shape for key, shape in resnet.items()}
-    assert recognize(preact) == "PreActResNet18(width=64, num_classes=10)"
-    assert recognize(bare) == "PreActResNet18(width=8, num_classes=10)"
-    assert "torchvision" in str(recognize(vision))
-    assert "deeper" in str(recognize(resnet | {"layer1.0.conv3.weight": (256, 64, 1, 1)}))
-    assert recognize({"vit.weight": (3, 3)}) is None
-    assert recognize({}) is None
+    assert describe(preact) == "PreActResNet18(width=64, last_norm=True, num_classes=10)"
+    assert describe(bare) == "PreActResNet18(width=8, last_norm=False, num_classes=10)"
+    assert "torchvision" in str(describe(vision))
+    assert "deeper" in str(describe(resnet | {"layer1.0.conv3.weight": (256, 64, 1, 1)}))
+    assert describe({"vit.weight": (3, 3)}) is None
+    assert describe({}) is None
 
 
 @pytest.mark.parametrize("part", ["weight", "bias", "running_mean", "running_var"])

@@ -44,7 +44,7 @@ from widemargin.config.toml import from_dict
 from widemargin.core.files import check_file, drop_cached, write_atomic
 from widemargin.core.versions import own_version
 from widemargin.errors import InputError, WidemarginWarning
-from widemargin.models.catalog import build_model
+from widemargin.models.classifier import build_model
 from widemargin.models.public_weights import no_larger_than
 
 KEY = "checksum"

@@ -27,7 +27,8 @@ from widemargin.heads import HEADS
 from widemargin.heads.hypersphere import Hypersphere
 from widemargin.heads.large_margin import GeometricAnnealing, LargeMargin, PowerAnnealing
 from widemargin.heads.linear import Linear
-from widemargin.models.catalog import MODELS, ModelFactory
+from widemargin.models import MODELS
+from widemargin.models.classifier import ModelFactory
 from widemargin.objectives import OBJECTIVES
 from widemargin.objectives.lbgat import Lbgat
 from widemargin.objectives.mail import Mail

@@ -31,14 +31,7 @@ from widemargin.config.run import DataConfig, RunConfig
 from widemargin.config.toml import differences, read_toml
 from widemargin.core.records import read_table
 from widemargin.errors import InputError
-from widemargin.models.catalog import (
-    CNNConfig,
-    LBGATTeacherConfig,
-    MLPConfig,
-    PreActResNet18Config,
-    ResNet18Config,
-    WideResNetConfig,
-)
+from widemargin.models.classifier import ModelConfig, facts_of
 from widemargin.objectives.mail import Mail
 from widemargin.recipes import find_recipe
 from widemargin.recipes.recipe import Recipe
@@ -73,10 +66,8 @@ def smoke(config: RunConfig) -> RunConfig:
 
 def _small(value: Any, ratio: float) -> Any:
     """The value with everything inside it made small."""
-    if isinstance(value, WideResNetConfig):
-        return replace(value, depth=10, widen=1)
-    if isinstance(value, ResNet18Config | PreActResNet18Config | LBGATTeacherConfig):
-        return replace(value, width=8)
+    if isinstance(value, ModelConfig):
+        return value.smoke()
     if isinstance(value, PGD):
         return replace(value, steps=min(value.steps, ATTACK_STEPS))
     if isinstance(value, Steps):
@@ -276,7 +267,6 @@ class Resources:
     workers: int = 1
 
 
-NETWORKS = (MLPConfig, CNNConfig, ResNet18Config, PreActResNet18Config, WideResNetConfig)
 PENALTIES = {"exact": 20, "approximate": 4, "stochastic": 4}
 IGR = 2
 
@@ -288,10 +278,9 @@ def longest_first(tasks: list[Task]) -> list[Task]:
 
 def cost(config: RunConfig) -> tuple[int, float]:
     """To be compared, with the costs of other runs on the same data; it is no time."""
-    size = next((number for number, kind in enumerate(NETWORKS) if isinstance(config.model, kind)), len(NETWORKS))
     attack = max((part.steps for part in _parts(config.objective) if isinstance(part, PGD)), default=0)
     penalty = PENALTIES.get(config.emr.kind, 0) if config.emr else 0
-    return size, config.epochs * (1 + attack + penalty + IGR * (config.igr is not None))
+    return facts_of(config.model).cost_rank, config.epochs * (1 + attack + penalty + IGR * (config.igr is not None))
 
 
 def _parts(value: Any) -> Iterator[Any]:

@@ -46,7 +46,7 @@ from widemargin.evaluation.target import Target, load_target, model_info
 from widemargin.evaluation.tf32_search import has_tf32
 from widemargin.jobs.job import ATTACK_STEPS, RESULT, RUN, Job, Resources, Task
 from widemargin.margins import WIDTHS, count_margins
-from widemargin.models.catalog import CNNConfig, MLPConfig, ResNet18Config
+from widemargin.models.classifier import ModelFactory, facts_of
 from widemargin.training.alarms import new_alarms
 from widemargin.training.run_folder import METRICS, Line
 from widemargin.training.setup import Splits, load_splits
@@ -159,13 +159,6 @@ JUDGMENTS = tuple(_MAKERS)
 """Their names."""
 
 
-PIECES: dict[type, int] = {MLPConfig: 10_000, CNNConfig: 10_000, ResNet18Config: 2500}
-"""Images that a GPU takes at once: fewer launches, and enough for an attack to work on when most are broken already.
-The evaluation records it."""
-EACH: dict[type, float] = {MLPConfig: 0.1, CNNConfig: 0.4, ResNet18Config: 4.5}
-"""MiB that the gradient of an image needs; a quarter of a GPU's memory may hold them, so smaller ones take fewer."""
-
-
 def judge(job: Job, run: RunResult, splits: Splits, *, device: torch.device, workers: int) -> None:
     """Write the job's ``result.json``; the images are those of the run, on the device."""
     began = time.monotonic()
@@ -241,7 +234,7 @@ def _evaluated(
 ) -> Report:
     """The evaluation in that folder of the job."""
     device = next(model.parameters()).device
-    size = piece_size(type(job.config.model), device) if device.type == "cuda" else None
+    size = piece_size(job.config.model, device) if device.type == "cuda" else None
     return evaluate(
         model,
         test,
@@ -262,22 +255,22 @@ def _evaluated(
     )
 
 
-def piece_size(network: type, device: torch.device) -> int | None:
+def piece_size(network: ModelFactory, device: torch.device) -> int | None:
     """How many images such a network is judged on at once, on that GPU; None: the evaluation's own choice will do."""
-    size = PIECES.get(network)
+    facts = facts_of(network)
+    size = facts.judged_at_once
     if size is None:
         return None
     memory = torch.cuda.get_device_properties(device).total_memory / 2**20
-    while size * EACH[network] > memory / 4:
+    while size * facts.gradient_mib > memory / 4:
         size //= 2
     return size
 
 
 def search_for(config: RunConfig, attacks: Sequence[str]) -> str:
-    """Where there is TF32: large networks are searched with it, the CNN by AutoAttack alone, which takes longest."""
-    if isinstance(config.model, MLPConfig):
-        return "float32"
-    return "tf32" if not isinstance(config.model, CNNConfig) or AUTOATTACK in attacks else "float32"
+    """Whether the attacks search with TF32, where there is TF32."""
+    wanted = facts_of(config.model).tf32_search
+    return "tf32" if wanted == "always" or (wanted == "autoattack" and AUTOATTACK in attacks) else "float32"
 
 
 def judge_with(job: Job, name: str, *, data_dir: str | None, device: torch.device) -> None:

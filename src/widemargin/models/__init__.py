@@ -1,30 +1,41 @@
-"""Models: normalization, backbone and head in one module, under the field's public key names."""
+"""Models: normalization, backbone and head in one module, under the field's public key names.
 
-from widemargin.models.catalog import (
-    MODELS,
-    CNNConfig,
-    LBGATTeacherConfig,
-    MLPConfig,
-    ModelConfig,
-    ModelFactory,
-    PreActResNet18Config,
-    ResNet18Config,
-    WideResNetConfig,
-    build_model,
-)
+``MODELS`` is the one list of legal names; a class of your own may be added to it (``docs/adding.md``).
+"""
+
 from widemargin.models.classifier import (
     CIFAR10_NORMALIZATION,
     MNIST_NORMALIZATION,
     Classifier,
     ImageShape,
+    ModelConfig,
+    ModelFactory,
     Normalization,
     Normalize,
+    build_model,
 )
-from widemargin.models.cnn import CNN
-from widemargin.models.mlp import MLP
+from widemargin.models.cnn import CNN, CNNConfig
+from widemargin.models.mlp import MLP, MLPConfig
 from widemargin.models.public_weights import load_public_state_dict
-from widemargin.models.resnet import TEACHER_STRIDES, USUAL_STRIDES, PreActResNet18, ResNet18
-from widemargin.models.wide_resnet import WideResNet
+from widemargin.models.resnet import (
+    TEACHER_STRIDES,
+    USUAL_STRIDES,
+    LBGATTeacherConfig,
+    PreActResNet18,
+    PreActResNet18Config,
+    ResNet18,
+    ResNet18Config,
+)
+from widemargin.models.wide_resnet import WideResNet, WideResNetConfig
+
+MODELS: dict[str, type] = {
+    "mlp": MLPConfig,
+    "cnn": CNNConfig,
+    "resnet18": ResNet18Config,
+    "preact-resnet18": PreActResNet18Config,
+    "lbgat-teacher": LBGATTeacherConfig,
+    "wrn-34-10": WideResNetConfig,
+}
 
 __all__ = [
     "CIFAR10_NORMALIZATION",

@@ -1,33 +1,29 @@
-"""What every architecture asks of its numbers, with errors that name owner, field and remedy.
-
-Normalization as the model's first layer: (x - mean) / std, one mean and std per channel.
-
-It lives inside the model so that everything outside (attacks, eps, margins) is in pixel units, images in [0,
-1]. The buffers are not saved: the run description holds the two tuples, and the state dict keeps the field's
-public keys.
-
-The shape every model has: images -> normalization -> backbone -> features -> head -> logits.
+"""What every model is: images -> normalization -> backbone -> features -> head -> logits, and its configuration.
 
 ``model(x) == model.head(model.features(x))`` always holds, so a loss that needs the features (large margin,
 hypersphere) computes them once. A backbone writes ``embed`` and keeps its head under the name the field uses
-(``fc``, ``linear``), so that public checkpoints load; ``model.head`` finds it whatever its name. No
-normalization means ``nn.Identity``, which adds no keys.
+(``fc``, ``linear``), so that public checkpoints load; ``model.head`` finds it whatever its name.
 
-The first weights: as torch's layers draw them, or larger, as He et al. derive them for ReLU.
+The normalization (x - mean) / std, per channel, lives inside the model so that everything outside (attacks, eps,
+margins) is in pixel units, images in [0, 1]. Its buffers are not saved: the run description holds the numbers, and the
+state dict keeps the field's public keys. No normalization is ``nn.Identity``, which adds no keys.
 
-Torch's own have a sixth of the variance that keeps the size of activations, so a deep network without batch norm starts
-with small outputs. What it learns remembers that: see ``docs/paper-vs-code.md`` on the MLP.
+Each architecture's file also holds its ``ModelConfig``: a frozen dataclass that is its own configuration and builds the
+network. What makes the architecture is a field; what the data decides (image shape, classes) and what the run decides
+(seed, head) are arguments of ``build``. The class carries what the package knows of the architecture, too.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeGuard
+from typing import Literal, Protocol, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from widemargin.core.randomness import initialized_from
 from widemargin.errors import InputError
+from widemargin.heads.linear import Linear, LinearHead
 from widemargin.types import Head, MakeHead
 
 ImageShape = tuple[int, int, int]
@@ -51,12 +47,6 @@ def require_counts(name: str, values: object, *, remedy: str) -> None:
         raise InputError(f"{name} must be a tuple of integers of at least 1, got {values!r}; {remedy}")
 
 
-def require_finite(name: str, values: object) -> None:
-    """Refuse anything but a tuple of at least one finite number."""
-    if not isinstance(values, tuple) or not values or not all(_is_finite_number(value) for value in values):
-        raise InputError(f"{name} must be a tuple of finite numbers, got {values!r}; give one number per channel")
-
-
 def require_image_shape(name: str, shape: object) -> None:
     """Refuse anything but (channels, height, width)."""
     remedy = "give (channels, height, width), such as (3, 32, 32)"
@@ -71,10 +61,6 @@ def require_num_classes(name: str, value: object) -> None:
         raise InputError(f"{name} must be an integer of at least 2, got {value!r}; count the classes of the data set")
 
 
-def _is_finite_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Normalization:
     """One mean and one standard deviation per channel, in pixel units ([0, 1])."""
@@ -84,8 +70,12 @@ class Normalization:
 
     def __post_init__(self) -> None:
         """Refuse empty, uneven or non-finite values and a std that is not positive."""
-        require_finite("Normalization.mean", self.mean)
-        require_finite("Normalization.std", self.std)
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if not isinstance(values, tuple) or not values or not all(_is_finite_number(value) for value in values):
+                raise InputError(
+                    f"Normalization.{name} must be a tuple of finite numbers, got {values!r}; "
+                    "give one number per channel"
+                )
         if len(self.mean) != len(self.std):
             raise InputError(
                 f"Normalization.std must be as long as mean ({len(self.mean)}), got {len(self.std)}; "
@@ -95,10 +85,12 @@ class Normalization:
             raise InputError(f"Normalization.std must be positive, got {self.std}; images are divided by it")
 
 
+def _is_finite_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 MNIST_NORMALIZATION = Normalization(mean=(0.1307,), std=(0.3081,))
 CIFAR10_NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2471, 0.2435, 0.2616))
-
-
 NORMALIZATIONS = {"cifar10": CIFAR10_NORMALIZATION, "mnist": MNIST_NORMALIZATION}
 
 
@@ -132,8 +124,9 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.values = Normalization(mean=tuple(mean), std=tuple(std))
-        self.register_buffer("mean", _per_channel(self.values.mean), persistent=False)
-        self.register_buffer("std", _per_channel(self.values.std), persistent=False)
+        for name, values in (("mean", self.values.mean), ("std", self.values.std)):
+            buffer = torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, 1, 1)
+            self.register_buffer(name, buffer, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalized images. Without the check one channel would broadcast silently over three."""
@@ -150,10 +143,6 @@ class Normalize(nn.Module):
         return f"mean={self.values.mean}, std={self.values.std}"
 
 
-def _per_channel(values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, 1, 1)
-
-
 class Classifier(nn.Module):
     """Images (B, C, H, W) in [0, 1] to logits (B, K). Backbones write ``embed`` and ``head``."""
 
@@ -166,7 +155,12 @@ class Classifier(nn.Module):
         self.image_shape = image_shape
         self.num_classes = num_classes
         self.feature_size = feature_size
-        self.normalize = self._normalization(normalize)
+        if normalize is not None and len(normalize.mean) != image_shape[0]:
+            raise InputError(
+                f"{type(self).__name__}.normalize must have {image_shape[0]} channel(s), as the images, "
+                f"got {len(normalize.mean)}; give one mean and std per channel"
+            )
+        self.normalize = nn.Identity() if normalize is None else Normalize(normalize.mean, normalize.std)
 
     @property
     def head(self) -> Head:
@@ -207,19 +201,14 @@ class Classifier(nn.Module):
             )
         return head
 
-    def _normalization(self, normalize: Normalization | None) -> nn.Module:
-        if normalize is None:
-            return nn.Identity()
-        if len(normalize.mean) != self.image_shape[0]:
-            raise InputError(
-                f"{type(self).__name__}.normalize must have {self.image_shape[0]} channel(s), as the images, "
-                f"got {len(normalize.mean)}; give one mean and std per channel"
-            )
-        return Normalize(normalize.mean, normalize.std)
-
 
 Init = Literal["he"] | None
-"""None is torch's own."""
+"""None: as torch's layers draw them.
+
+Torch's own have a sixth of the variance that keeps the size of activations, as He et al. derive it for ReLU, so a deep
+network without batch norm starts with small outputs. What it learns remembers that: see ``docs/paper-vs-code.md`` on
+the MLP.
+"""
 
 
 def require_init(owner: str, init: object) -> None:
@@ -241,3 +230,102 @@ def initialize(model: nn.Module, init: Init) -> None:
         project = getattr(module, "after_average", None)  # of a head with unit rows
         if callable(project):
             project()
+
+
+class ModelFactory(Protocol):
+    """What a model's configuration must offer; those here do, and so may one of your own."""
+
+    def build(
+        self, *, image_shape: ImageShape, num_classes: int, seed: int | None, make_head: MakeHead = LinearHead
+    ) -> nn.Module:
+        """The network with weights drawn from ``seed``."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of an architecture's size and cost; the defaults are for one of which nothing is."""
+
+    cost_rank: int = 5
+    """Its place among the others by the time of a step: longer runs of a table are started first."""
+    small_image: int = 0
+    """Up to so many numbers in an image, ``measured_at_once`` images are measured at once while it trains."""
+    measured_at_once: int = 500
+    judged_at_once: int | None = None
+    """Images that a GPU takes at once in an evaluation: fewer launches, and enough for an attack to work on when most
+    are broken already. The evaluation records it. None: the evaluation's own choice will do."""
+    gradient_mib: float = 0.0
+    """MiB that the gradient of an image needs; a quarter of a GPU's memory may hold those judged at once."""
+    tf32_search: Literal["never", "autoattack", "always"] = "always"
+    """Where there is TF32, which attacks search with it: of a small network those that take longest, or none."""
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shape of each tensor of a state dict."""
+
+
+class ModelConfig:
+    """What the architectures' configurations share; each is a frozen dataclass with a field ``normalize``."""
+
+    normalize: Normalization | None
+    facts = Facts()
+    head_key = "fc"
+    """Under which public key the network keeps its last layer."""
+
+    def __post_init__(self) -> None:
+        """Refuse a normalization of the wrong kind."""
+        if self.normalize is not None and not isinstance(self.normalize, Normalization):
+            raise InputError(
+                f"{type(self).__name__}.normalize must be a Normalization or None, got {self.normalize!r}; "
+                "give mean and std, one number per channel each"
+            )
+
+    def build(
+        self, *, image_shape: ImageShape, num_classes: int, seed: int | None, make_head: MakeHead = LinearHead
+    ) -> Classifier:
+        """The network with weights drawn from ``seed``."""
+        with initialized_from(seed):
+            return self.network(image_shape, num_classes, make_head)
+
+    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> Classifier:
+        """The network with weights drawn from torch's global generator."""
+        raise NotImplementedError
+
+    def smoke(self) -> Self:
+        """The same architecture as small as it can be, for trying a whole table."""
+        return self
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes) -> Self | None:
+        """The configuration of the network that weights of these names and shapes belong to, if it is one of these."""
+        raise NotImplementedError
+
+
+def facts_of(config: ModelFactory) -> Facts:
+    """What is known of its architecture; of one's own nothing, unless it says so."""
+    facts = getattr(config, "facts", None)
+    return facts if isinstance(facts, Facts) else Facts()
+
+
+def build_model(
+    config: ModelFactory,
+    *,
+    image_shape: ImageShape,
+    num_classes: int,
+    seed: int | None,
+    make_head: MakeHead = LinearHead,
+) -> nn.Module:
+    """The network that ``config`` describes, on the CPU, with weights drawn from ``seed``."""
+    made: list[nn.Module] = []
+
+    def noted(feature_size: int, num_classes: int) -> nn.Module:
+        made.append(make_head(feature_size, num_classes))
+        return made[-1]
+
+    model = config.build(image_shape=image_shape, num_classes=num_classes, seed=seed, make_head=noted)
+    if not made and make_head is not LinearHead and not isinstance(make_head, Linear):
+        raise InputError(
+            f"head: {make_head!r} would have no effect: {type(config).__name__}.build makes its own last layer; "
+            "let it call make_head(feature_size, num_classes), or leave the head linear"
+        )
+    return model

@@ -4,13 +4,24 @@ Sizes 32 -> 28 -> 24 -> (average pool) 12 -> 10 -> 8 -> (global average) 1; ReLU
 Keys: ``conv{1-4}.{weight,bias}, fc.{weight,bias}``. 276,426 parameters.
 """
 
-from typing import cast
+from dataclasses import dataclass
+from typing import Self, cast
 
 from torch import Tensor, nn
 
 from widemargin.errors import InputError
 from widemargin.heads.linear import LinearHead
-from widemargin.models.classifier import Classifier, ImageShape, Normalization
+from widemargin.models.classifier import (
+    Classifier,
+    Facts,
+    ImageShape,
+    Init,
+    ModelConfig,
+    Normalization,
+    Shapes,
+    initialize,
+    require_init,
+)
 from widemargin.types import Head, MakeHead
 
 SMALLEST_SIDE = 18  # 18 -> 14 -> 10 -> 5 -> 3 -> 1
@@ -53,3 +64,36 @@ class CNN(Classifier):
         x = self.activations[2](self.conv3(x))
         x = self.activations[3](self.conv4(x))
         return x.mean(dim=(2, 3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNNConfig(ModelConfig):
+    """The paper's small CNN for CIFAR-10; ``init`` says how weights are drawn."""
+
+    normalize: Normalization | None = None
+    init: Init = None
+    facts = Facts(
+        cost_rank=1,
+        small_image=3072,
+        measured_at_once=1000,
+        judged_at_once=10_000,
+        gradient_mib=0.4,
+        tf32_search="autoattack",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown initialization."""
+        super().__post_init__()
+        require_init("CNNConfig", self.init)
+
+    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> CNN:
+        """The network with weights drawn from torch's global generator."""
+        model = CNN(image_shape=image_shape, num_classes=num_classes, normalize=self.normalize, make_head=make_head)
+        initialize(model, self.init)
+        return model
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes) -> Self | None:
+        """By the four convolutions with biases."""
+        convolutions = {f"conv{i}.{part}" for i in range(1, 5) for part in ("weight", "bias")}
+        return cls() if convolutions <= shapes.keys() else None

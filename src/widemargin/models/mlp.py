@@ -4,14 +4,29 @@ Keys: ``fcs.{i}.{weight,bias}``; the last one is the head.
 """
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Self, cast
 
 from torch import Tensor, nn
 
 from widemargin.heads.linear import LinearHead
-from widemargin.models.classifier import Classifier, ImageShape, Normalization, require_counts, require_image_shape
+from widemargin.models.classifier import (
+    Classifier,
+    Facts,
+    ImageShape,
+    Init,
+    ModelConfig,
+    Normalization,
+    Shapes,
+    initialize,
+    require_counts,
+    require_image_shape,
+    require_init,
+)
 from widemargin.types import Head, MakeHead
+
+WIDTHS = "give one width per hidden layer, such as (1024, 1024)"
 
 
 class MLP(Classifier):
@@ -27,7 +42,7 @@ class MLP(Classifier):
         make_head: MakeHead = LinearHead,
     ) -> None:
         require_image_shape("MLP.image_shape", image_shape)
-        require_counts("MLP.hidden", hidden, remedy="give one width per hidden layer, such as (1024, 1024)")
+        require_counts("MLP.hidden", hidden, remedy=WIDTHS)
         widths = (math.prod(image_shape), *hidden)
         super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=widths[-1], normalize=normalize)
         layers: list[nn.Module] = [nn.Linear(wide, narrow) for wide, narrow in pairwise(widths)]
@@ -45,3 +60,49 @@ class MLP(Classifier):
         for i, activation in enumerate(self.activations):
             x = activation(self.fcs[i](x))
         return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPConfig(ModelConfig):
+    """The paper's MLP for MNIST; ``hidden`` holds one width per hidden layer, ``init`` says how weights are drawn."""
+
+    hidden: tuple[int, ...] = (1024, 1024, 1024, 1024)
+    normalize: Normalization | None = None
+    init: Init = None
+    facts = Facts(
+        cost_rank=0,
+        small_image=1024,
+        measured_at_once=2500,
+        judged_at_once=10_000,
+        gradient_mib=0.1,
+        tf32_search="never",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse widths that are not counts."""
+        require_counts("MLPConfig.hidden", self.hidden, remedy=WIDTHS)
+        super().__post_init__()
+        require_init("MLPConfig", self.init)
+
+    @property
+    def head_key(self) -> str:  # type: ignore[override]
+        """The last of the fully connected layers."""
+        return f"fcs.{len(self.hidden)}"
+
+    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> MLP:
+        """The network with weights drawn from torch's global generator."""
+        model = MLP(
+            image_shape=image_shape,
+            num_classes=num_classes,
+            hidden=self.hidden,
+            normalize=self.normalize,
+            make_head=make_head,
+        )
+        initialize(model, self.init)
+        return model
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes) -> Self | None:
+        """By the numbered layers."""
+        count = sum(key.startswith("fcs.") and key.endswith(".weight") for key in shapes)
+        return cls(hidden=tuple(shapes[f"fcs.{i}.weight"][0] for i in range(count - 1))) if count else None

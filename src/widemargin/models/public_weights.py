@@ -1,25 +1,19 @@
-"""Tensors from a file somebody else wrote (``.pt``, ``.pth``, ``.ckpt``, ``.safetensors``): read, never run.
+"""Weights from elsewhere: read without running anything, stripped of the field's habits, recognized, loaded strictly.
 
-``torch.load`` with ``weights_only`` refuses every pickle that would call something. Before it sees the file, the sizes
-in the zip directory are compared with the file's own: torch stores without compression, so they must fit.
+*Reading.* ``torch.load`` with ``weights_only`` refuses every pickle that would call something. Before it sees the file,
+the sizes in the zip directory are compared with the file's own: torch stores without compression, so they must fit.
 
-Which architecture weights look like, from keys and shapes alone: a guess for error messages, or None.
-
-Weights from elsewhere: the field's habits of wrapping and naming are undone, then loading is strict.
-
-Public checkpoints nest the weights (``state_dict``, ``model_state_dict``, ``net``, ``model``) beside others, prefix
-them (``module.`` from DataParallel, ``_orig_mod.`` from torch.compile, ``1.`` from ``nn.Sequential(normalize, net)``),
-carry unused copies (``sub_block1``, ``attacker``), or keep the normalization (``mu`` and ``sigma``, ``0.mean`` and
-``0.std``). All but the last are undone in silence. The last is compared with the model's own normalization, because
+*Names.* Public checkpoints nest the weights (``state_dict``, ``model_state_dict``, ``net``, ``model``) beside others,
+prefix them (``module.`` from DataParallel, ``_orig_mod.`` from torch.compile, ``1.`` from ``nn.Sequential(normalize,
+net)``), carry unused copies (``sub_block1``, ``attacker``), or keep the normalization (``mu`` and ``sigma``, ``0.mean``
+and ``0.std``). All but the last are undone in silence. The last is compared with the model's own normalization, because
 dropping it would give a network that runs and is wrong.
 
-From weights of unknown origin to the model they belong to, by the names and shapes the field uses.
+*Architecture.* Each ``ModelConfig`` knows the names and shapes of its own weights (``from_shapes``).
 
-No network larger than the weights that are to fill it.
-
-A file says how large its network is, and a small file may say that it is enormous. While such a network is built, every
-new tensor is counted before it is allocated, and so is how many there are: one that the file's weights could never fill
-ends in one line to the user.
+*Size.* A file says how large its network is, and a small file may say that it is enormous. While such a network is
+built, every new tensor is counted before it is allocated, and so is how many there are: one that the file's weights
+could never fill ends in one line to the user.
 """
 
 import math
@@ -27,7 +21,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +35,32 @@ from widemargin.core.files import check_file
 from widemargin.errors import InputError
 from widemargin.heads.hypersphere import Hypersphere
 from widemargin.heads.linear import Linear
-from widemargin.models.catalog import (
-    CNNConfig,
-    MLPConfig,
-    ModelFactory,
-    PreActResNet18Config,
-    ResNet18Config,
-    WideResNetConfig,
-)
-from widemargin.models.classifier import Normalization, Normalize
+from widemargin.models.classifier import ModelConfig, Normalization, Normalize, Shapes
+from widemargin.models.cnn import CNNConfig
+from widemargin.models.mlp import MLPConfig
+from widemargin.models.resnet import PreActResNet18Config, ResNet18Config
+from widemargin.models.wide_resnet import WideResNetConfig
 from widemargin.types import MakeHead
 
-_PUBLIC_FILE_SHOWN = 120  # characters of somebody else's error
+Weights = dict[str, object]
+"""Tensors by their keys, and what else a file has there."""
+MeanAndStd = tuple[Tensor, Tensor]
+
+ARCHITECTURES: tuple[type[ModelConfig], ...] = (
+    WideResNetConfig,
+    ResNet18Config,
+    PreActResNet18Config,
+    CNNConfig,
+    MLPConfig,
+)
+"""Those whose weights are recognized, in the order in which they are asked."""
+WRAPPERS = ("state_dict", "model_state_dict", "net", "model", "model_state", "network", "weights", "params", "ema")
+PREFIXES = ("module.", "_orig_mod.")
+UNUSED = ("sub_block1.", "attacker.")
+NORMALIZATIONS = {"mu": "sigma", "mean": "std", "means": "sds", "new_mean": "new_std"}
+"""Names that the field gives to what it subtracts, and to what it divides by."""
+MAX_DEPTH = 10  # dicts within dicts, names within names
+SHOWN_KEYS, SHOWN_CHARACTERS = 3, 120  # of each kind of failure; of somebody else's error
 
 
 def read_tensors(path: Path) -> Mapping[str, Any]:
@@ -61,268 +69,49 @@ def read_tensors(path: Path) -> Mapping[str, Any]:
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _unpickled(path)
     except Exception as error:  # whatever a broken or hostile file makes the readers raise
+        reason = "it holds other objects than tensors, or is no file that torch wrote"
+        if isinstance(error, OSError | ValueError | SafetensorError) and str(error):  # torch's advice is to run them
+            reason = str(error).splitlines()[0][:SHOWN_CHARACTERS]
         raise InputError(
-            f"{path} cannot be read as tensors alone, and nothing else is ever run: {_reason(error)}; "
-            "save model.state_dict()"
+            f"{path} cannot be read as tensors alone, and nothing else is ever run: {reason}; save model.state_dict()"
         ) from None
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise InputError(f"{path} holds a {type(content).__name__}, not a state dict; save model.state_dict()")
     return content
 
 
-def _reason(error: Exception) -> str:
-    """In a line; torch's own advice about pickles would run them, and its readers fail in words of their own."""
-    if isinstance(error, OSError | ValueError | SafetensorError) and str(error):
-        return str(error).splitlines()[0][:_PUBLIC_FILE_SHOWN]
-    return "it holds other objects than tensors, or is no file that torch wrote"
-
-
 def _unpickled(path: Path) -> object:
     if zipfile.is_zipfile(path):
-        _check_directory(path)
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("it is a compressed archive, which torch.save does not write")
+        claimed, size = sum(member.file_size for member in members), path.stat().st_size
+        if claimed > size:
+            raise ValueError(f"its members claim {claimed} bytes, more than the {size} it has")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about pickle protocols; what matters is said by the caller
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _check_directory(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise ValueError("it is a compressed archive, which torch.save does not write")
-    claimed, size = sum(member.file_size for member in members), path.stat().st_size
-    if claimed > size:
-        raise ValueError(f"its members claim {claimed} bytes, more than the {size} it has")
-
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-def recognize(shapes: Shapes) -> str | None:
-    """A short name such as "WideResNet(depth=34, widen=10, ...)", or None where nothing fits."""
-    guesses: tuple[Callable[[Shapes], str | None], ...] = (_wide_resnet, _resnet, _cnn, _mlp)
-    return next((name for name in (guess(shapes) for guess in guesses) if name is not None), None)
-
-
-def _wide_resnet(shapes: Shapes) -> str | None:
-    blocks = sum(key.startswith("block1.layer.") and key.endswith(".conv1.weight") for key in shapes)
-    classes, features = _matrix(shapes, "fc.weight")
-    if blocks == 0 or features == 0:
-        return None
-    variant = "madry" if any("poolpadShortcut" in key for key in shapes) else "trades"
-    head = "" if "fc.bias" in shapes else " with a head without bias"
-    size = f"depth={6 * blocks + 4}, widen={features // 64}"
-    return f"WideResNet({size}, variant='{variant}', num_classes={classes}){head}"
-
-
-def _resnet(shapes: Shapes) -> str | None:
-    if "layer4.0.conv1.weight" not in shapes:
-        return None
-    if "layer1.0.conv3.weight" in shapes or "layer1.2.conv1.weight" in shapes:
-        return "a deeper ResNet than 18"
-    if "fc.weight" in shapes:
-        return "torchvision's ResNet-18, which widemargin does not have"
-    classes, features = _matrix(shapes, "linear.weight")
-    name = "ResNet18" if "bn1.weight" in shapes else "PreActResNet18"
-    return f"{name}(width={features // 8}, num_classes={classes})"
-
-
-def _cnn(shapes: Shapes) -> str | None:
-    convolutions = {f"conv{i}.{part}" for i in range(1, 5) for part in ("weight", "bias")}
-    if not convolutions <= shapes.keys():
-        return None
-    return f"CNN(num_classes={_matrix(shapes, 'fc.weight')[0]})"
-
-
-def _mlp(shapes: Shapes) -> str | None:
-    count = sum(key.startswith("fcs.") and key.endswith(".weight") for key in shapes)
-    if count == 0:
-        return None
-    layers = [_matrix(shapes, f"fcs.{i}.weight") for i in range(count)]  # (out, in) each
-    hidden = tuple(out for out, _ in layers[:-1])
-    return f"MLP(hidden={hidden}, num_classes={layers[-1][0]}) for images of {layers[0][1]} pixels"
-
-
-def _matrix(shapes: Shapes, key: str) -> tuple[int, int]:
-    """The two sides of a weight matrix, zeros where there is none."""
-    shape = shapes.get(key, ())
-    return (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
-
-
-_NESTS = ("state_dict", "model_state_dict", "net", "model", "model_state", "network", "weights", "params", "ema")
-_PREFIXES = ("module.", "_orig_mod.")
-_UNUSED = ("sub_block1.", "attacker.")
-_NORMALIZATIONS = {"mu": "sigma", "mean": "std", "means": "sds", "new_mean": "new_std"}
-"""Names that the field gives to what it subtracts, and to what it divides by."""
-_DEEPEST = 10  # nests within nests, names within names
-_SHOWN = 3  # keys named per kind of failure
-
-
 def load_public_state_dict(model: nn.Module, state_dict: Mapping[str, object]) -> None:
     """Load weights under any of the field's conventions; where they do not fit, the model stays unchanged."""
     own = model.state_dict()
-    weights, stored = unwrapped_weights(state_dict, lambda names: not own.keys().isdisjoint(names), kept=own)
+    weights, stored = _normal_weights(state_dict, lambda names: not own.keys().isdisjoint(names), own=own)
     _check_normalization(model, stored)
     for key in own.keys() - weights.keys():
         if key.endswith(".num_batches_tracked"):  # checkpoints older than the counter; it does not change the output
             weights[key] = own[key]
-    _require_same_keys(model, own, weights)
-    require_values(weights)
+    _check_keys(model, own, weights)
+    _check_values(weights)
     model.load_state_dict(weights, strict=True)
 
 
-def unwrapped_weights(
-    state_dict: Mapping[str, object],
-    fits: Callable[[Mapping[str, object]], bool],
-    *,
-    kept: Mapping[str, object] | None = None,
-) -> tuple[dict[str, object], tuple[Tensor, Tensor] | None]:
-    """(weights under plain keys, the normalization beside them): unwrapped, without prefixes and unused copies.
-
-    A prefix that all share goes until the names ``fits``. What is called as one of ``kept`` is no normalization.
-    """
-    weights = _without_habits(_unwrapped(state_dict))
-    for key, value in weights.items():
-        if isinstance(value, Tensor):
-            _require_plain(key, value)
-    weights, stored = _without_normalization(weights, kept or {})
-    return _without_common_prefix(weights, fits), stored
-
-
-def require_values(weights: Mapping[str, object]) -> None:
-    """Refuse tensors of the device meta, which have a shape and no values."""
-    empty = [key for key, value in weights.items() if isinstance(value, Tensor) and value.is_meta]
-    if empty:
-        raise InputError(f"the weights hold no values for {empty[0]} (device meta); save those of a real model")
-
-
-def _unwrapped(state_dict: Mapping[str, object]) -> Mapping[str, object]:
-    """The innermost dict of weights; a file may nest a dict in itself, so not for ever."""
-    for _ in range(_DEEPEST):
-        inner = next((state_dict[nest] for nest in _NESTS if isinstance(state_dict.get(nest), Mapping)), None)
-        if inner is None and not any(isinstance(value, Tensor) for value in state_dict.values()):
-            inner = _only_weights(state_dict)
-        if not isinstance(inner, Mapping):
-            return state_dict
-        state_dict = inner
-    raise InputError(f"the weights are nested more than {_DEEPEST} deep; save model.state_dict() itself")
-
-
-def _only_weights(content: Mapping[str, object]) -> object:
-    """What holds tensors under names, where that is one thing alone: not an optimizer, whose state has numbers."""
-    found = {
-        name: part
-        for name, part in content.items()
-        if isinstance(part, Mapping)
-        and any(isinstance(key, str) and isinstance(value, Tensor) for key, value in part.items())
-    }
-    if len(found) > 1:
-        raise InputError(
-            f"the file holds several sets of weights ({', '.join(map(str, list(found)[:_SHOWN]))}); save the one to be "
-            "used by itself"
-        )
-    return next(iter(found.values()), None)
-
-
-def _require_plain(key: str, value: Tensor) -> None:
-    """Refuse what is no array of real numbers, and a view that claims more values than are stored."""
-    if value.layout != torch.strided or value.is_quantized or value.is_complex():
-        raise InputError(f"the weights hold {key}, which is no dense tensor of real numbers; save model.state_dict()")
-    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-        raise InputError(f"the weights claim {tuple(value.shape)} for {key} and store less; save model.state_dict()")
-
-
-def _without_habits(state_dict: Mapping[str, object]) -> dict[str, object]:
-    """The same weights under plain keys, without unused copies."""
-    plain = {_plain_key(str(key)): value for key, value in state_dict.items()}
-    return {key: value for key, value in plain.items() if not key.startswith(_UNUSED)}
-
-
-def _plain_key(key: str) -> str:
-    while key.startswith(_PREFIXES):
-        key = key.split(".", 1)[1]
-    return key
-
-
-def _without_common_prefix(
-    weights: dict[str, object], fits: Callable[[Mapping[str, object]], bool]
-) -> dict[str, object]:
-    """Without the first part of every name, again and again, while that is the same and the names fit nothing."""
-    bare = weights
-    for _ in range(_DEEPEST):
-        if fits(bare):
-            return bare
-        firsts = {key.partition(".")[0] if "." in key else None for key in bare}
-        if len(firsts) != 1 or None in firsts:
-            break
-        bare = _without_habits({key.partition(".")[2]: value for key, value in bare.items()})
-    return bare if fits(bare) else weights
-
-
-def _without_normalization(
-    weights: dict[str, object], kept: Mapping[str, object]
-) -> tuple[dict[str, object], tuple[Tensor, Tensor] | None]:
-    """The weights without the mean and the standard deviation of the images, and these; what is in ``kept`` stays."""
-    for key, mean in weights.items():
-        place, dot, name = key.rpartition(".")
-        other = f"{place}{dot}{_NORMALIZATIONS.get(name)}"
-        std = weights.get(other)
-        if key in kept or other in kept or not (isinstance(mean, Tensor) and isinstance(std, Tensor)):
-            continue
-        if mean.numel() == std.numel() == max((1, *mean.shape)):  # one number per channel, whatever ones are around
-            rest = {name: value for name, value in weights.items() if name not in (key, other)}
-            return rest, (mean.flatten().cpu().float(), std.flatten().cpu().float())
-    return weights, None
-
-
-def _check_normalization(model: nn.Module, stored: tuple[Tensor, Tensor] | None) -> None:
-    """Refuse weights that were trained behind another normalization than the model's."""
-    if stored is None or not hasattr(model, "normalize"):
-        return
-    layer = model.normalize
-    mean, std = (layer.values.mean, layer.values.std) if isinstance(layer, Normalize) else ((0.0,), (1.0,))
-    wanted = torch.tensor(mean), torch.tensor(std)
-    if not all(_agree(kept, want) for kept, want in zip(stored, wanted, strict=True)):
-        mu, sigma = (tuple(round(value, 6) for value in part.tolist()) for part in stored)
-        raise InputError(
-            f"{type(model).__name__}.normalize must be that of the weights, mean={mu} and std={sigma}, "
-            f"got {layer}; build the model with normalize=Normalization(mean={mu}, std={sigma})"
-        )
-
-
-def _agree(kept: Tensor, want: Tensor) -> bool:
-    fits = len(want) in (1, len(kept))
-    return fits and torch.allclose(kept, want.expand_as(kept), rtol=0.0, atol=1e-4)
-
-
-def _require_same_keys(model: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, object]) -> None:
-    """Refuse anything but exactly the model's keys and shapes, with one message that says all of it."""
-    shapes = {key: tuple(value.shape) for key, value in weights.items() if isinstance(value, Tensor)}
-    missing = [key for key in own if key not in shapes]
-    unexpected = [key for key in weights if key not in own]
-    reshaped = [
-        f"{key} (expected {tuple(own[key].shape)}, got {shapes[key]})"
-        for key in own
-        if key in shapes and shapes[key] != tuple(own[key].shape)
-    ]
-    failures = {"missing": missing, "unexpected": unexpected, "wrong shape": reshaped}
-    told = [f"{kind}: {_first_few(keys)}" for kind, keys in failures.items() if keys]
-    if told:
-        looks = recognize(shapes)
-        remedy = f"the weights look like {looks}" if looks else "check which model the weights are for"
-        raise InputError(f"the weights do not fit this {type(model).__name__}; {'; '.join(told)}; {remedy}")
-
-
-def _first_few(keys: list[str]) -> str:
-    rest = len(keys) - _SHOWN
-    return ", ".join(keys[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
 @dataclass(frozen=True)
-class Guess:
+class InferredModel:
     """What weights say of their network."""
 
-    config: ModelFactory
+    config: ModelConfig
     head: MakeHead
     num_classes: int
     normalize: Normalization | None
@@ -331,32 +120,64 @@ class Guess:
 
 def infer_architecture(
     state_dict: Mapping[str, object], *, head_scale: float | None = None, normalize: Normalization | None = None
-) -> Guess:
+) -> InferredModel:
     """The network of these weights; ``normalize`` is given where they do not carry their own."""
-    weights, stored = unwrapped_weights(state_dict, lambda names: any(fits(names) for fits, _ in _ARCHITECTURES))
-    require_values(weights)
-    shapes = {key: tuple(value.shape) for key, value in weights.items() if isinstance(value, Tensor)}
-    own = None if stored is None else Normalization(mean=_numbers(stored[0]), std=_numbers(stored[1]))
-    for fits, make in _ARCHITECTURES:
-        if fits(shapes):
-            try:
-                config, last = make(shapes, own or normalize)
-                return Guess(config, _head(shapes, last, head_scale), shapes[f"{last}.weight"][0], own)
-            except (KeyError, IndexError):  # the names of an architecture without its layers or dimensions
-                break
-    name = recognize(shapes)
-    raise InputError(
-        f"these weights are {'of ' + name if name else 'of no architecture known here'}; give your own model as "
-        "package.module:factory"
-    )
+    weights, stored = _normal_weights(state_dict, lambda names: recognize(_shapes(names)) is not None)
+    _check_values(weights)
+    shapes = _shapes(weights)
+    config = recognize(shapes)
+    if config is None:
+        stranger = _name_of_stranger(shapes)
+        raise InputError(
+            f"these weights are {'of ' + stranger if stranger else 'of no architecture known here'}; give your own "
+            "model as package.module:factory"
+        )
+    own = None
+    if stored is not None:
+        mean, std = (tuple(float(value) for value in part) for part in stored)
+        own = Normalization(mean=mean, std=std)
+    config = replace(config, normalize=own or normalize)  # type: ignore[type-var]  # each is a dataclass
+    head = _make_head(has_bias=f"{config.head_key}.bias" in shapes, scale=head_scale)
+    return InferredModel(config, head, shapes[f"{config.head_key}.weight"][0], own)
 
 
-def _numbers(values: Tensor) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
+def recognize(shapes: Shapes) -> ModelConfig | None:
+    """The configuration of the network that has weights of these names and shapes, or None."""
+    if _name_of_stranger(shapes):
+        return None
+    for kind in ARCHITECTURES:
+        try:
+            config = kind.from_shapes(shapes)
+            if config is not None and len(shapes[f"{config.head_key}.weight"]) == 2:
+                return config
+        except (KeyError, IndexError, InputError):  # the names of an architecture without its layers or dimensions
+            continue
+    return None
 
 
-def _head(shapes: Mapping[str, tuple[int, ...]], last: str, scale: float | None) -> MakeHead:
-    if f"{last}.bias" in shapes:
+def _name_of_stranger(shapes: Shapes) -> str | None:
+    """Of common networks that are easily taken for one of those here."""
+    if "layer4.0.conv1.weight" not in shapes:
+        return None
+    if "layer1.0.conv3.weight" in shapes or "layer1.2.conv1.weight" in shapes:
+        return "a deeper ResNet than 18"
+    return "torchvision's ResNet-18, which widemargin does not have" if "fc.weight" in shapes else None
+
+
+def describe(shapes: Shapes) -> str | None:
+    """In words, such as "WideResNet(depth=34, widen=10, variant='trades', num_classes=10)"; None where nothing fits."""
+    config = recognize(shapes)
+    if config is None:
+        return _name_of_stranger(shapes)
+    names = [field.name for field in fields(config) if field.name not in ("normalize", "init")]  # type: ignore[arg-type]
+    settings = [f"{name}={getattr(config, name)!r}" for name in names]
+    settings.append(f"num_classes={shapes[f'{config.head_key}.weight'][0]}")
+    without = "" if f"{config.head_key}.bias" in shapes else " with a head without bias"
+    return f"{type(config).__name__.removesuffix('Config')}({', '.join(settings)}){without}"
+
+
+def _make_head(*, has_bias: bool, scale: float | None) -> MakeHead:
+    if has_bias:
         if scale is not None:
             raise InputError(
                 "--head-scale has no effect: these weights have a last layer with a bias, so their head is linear; "
@@ -371,50 +192,146 @@ def _head(shapes: Mapping[str, tuple[int, ...]], last: str, scale: float | None)
     return Hypersphere(scale=scale, margin=0.0)
 
 
-_Shapes = Mapping[str, tuple[int, ...]]
-_Make = Callable[[_Shapes, Normalization | None], tuple[ModelFactory, str]]
+def _shapes(weights: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(value.shape) for key, value in weights.items() if isinstance(value, Tensor)}
 
 
-def _make_wide_resnet(shapes: _Shapes, normalize: Normalization | None) -> tuple[ModelFactory, str]:
-    blocks = sum(key.startswith("block1.layer.") and key.endswith(".conv1.weight") for key in shapes)
-    pooled = any("poolpadShortcut" in key for key in shapes)
-    config = WideResNetConfig(
-        depth=6 * blocks + 4,
-        widen=shapes["fc.weight"][1] // 64,
-        variant="madry" if pooled else "trades",
-        normalize=normalize,
-    )
-    return config, "fc"
+def _normal_weights(
+    state_dict: Mapping[str, object],
+    is_known: Callable[[Mapping[str, object]], bool],
+    *,
+    own: Mapping[str, object] | None = None,
+) -> tuple[Weights, MeanAndStd | None]:
+    """The weights under the public names, and the normalization beside them, if any.
+
+    A first part of the name that all share goes until the names are known. What has a name of the model's ``own`` is
+    no normalization.
+    """
+    weights = _without_prefixes(_unwrapped(state_dict))
+    for key, value in weights.items():
+        if isinstance(value, Tensor):
+            _check_dense(key, value)
+    weights, stored = _without_normalization(weights, own or {})
+    shorter = weights
+    for _ in range(MAX_DEPTH):
+        if is_known(shorter):
+            break
+        firsts = {key.partition(".")[0] if "." in key else None for key in shorter}
+        if len(firsts) != 1 or None in firsts:
+            break
+        shorter = _without_prefixes({key.partition(".")[2]: value for key, value in shorter.items()})
+    return (shorter if is_known(shorter) else weights), stored
 
 
-def _make_resnet(shapes: _Shapes, normalize: Normalization | None) -> tuple[ModelFactory, str]:
-    return ResNet18Config(width=shapes["linear.weight"][1] // 8, normalize=normalize), "linear"
+def _unwrapped(state_dict: Mapping[str, object]) -> Mapping[str, object]:
+    """The innermost dict of weights; a file may nest a dict in itself, so not for ever."""
+    for _ in range(MAX_DEPTH):
+        inner = next((state_dict[name] for name in WRAPPERS if isinstance(state_dict.get(name), Mapping)), None)
+        if inner is None and not any(isinstance(value, Tensor) for value in state_dict.values()):
+            inner = _only_weights(state_dict)
+        if not isinstance(inner, Mapping):
+            return state_dict
+        state_dict = inner
+    raise InputError(f"the weights are nested more than {MAX_DEPTH} deep; save model.state_dict() itself")
 
 
-def _make_preact(shapes: _Shapes, normalize: Normalization | None) -> tuple[ModelFactory, str]:
-    width, last_norm = shapes["linear.weight"][1] // 8, "bn.weight" in shapes
-    return PreActResNet18Config(width=width, last_norm=last_norm, normalize=normalize), "linear"
+def _only_weights(content: Mapping[str, object]) -> object:
+    """What holds tensors under names, where one thing does: not an optimizer, whose state has numbers."""
+    found = {
+        name: part
+        for name, part in content.items()
+        if isinstance(part, Mapping)
+        and any(isinstance(key, str) and isinstance(value, Tensor) for key, value in part.items())
+    }
+    if len(found) > 1:
+        raise InputError(
+            f"the file holds several sets of weights ({', '.join(map(str, list(found)[:SHOWN_KEYS]))}); save the one "
+            "to be used by itself"
+        )
+    return next(iter(found.values()), None)
 
 
-def _make_cnn(shapes: _Shapes, normalize: Normalization | None) -> tuple[ModelFactory, str]:
-    del shapes
-    return CNNConfig(normalize=normalize), "fc"
+def _without_prefixes(state_dict: Mapping[str, object]) -> Weights:
+    """The same weights without what wrappers put before every name, and without unused copies."""
+    weights: Weights = {}
+    for key, value in state_dict.items():
+        name = str(key)
+        while name.startswith(PREFIXES):
+            name = name.split(".", 1)[1]
+        if not name.startswith(UNUSED):
+            weights[name] = value
+    return weights
 
 
-def _make_mlp(shapes: _Shapes, normalize: Normalization | None) -> tuple[ModelFactory, str]:
-    count = sum(key.startswith("fcs.") and key.endswith(".weight") for key in shapes)
-    hidden = tuple(shapes[f"fcs.{number}.weight"][0] for number in range(count - 1))
-    return MLPConfig(hidden=hidden, normalize=normalize), f"fcs.{count - 1}"
+def _without_normalization(weights: Weights, own: Mapping[str, object]) -> tuple[Weights, MeanAndStd | None]:
+    """The weights without the mean and the standard deviation of the images, and these; the model's own stay."""
+    for key, mean in weights.items():
+        place, dot, name = key.rpartition(".")
+        other = f"{place}{dot}{NORMALIZATIONS.get(name)}"
+        std = weights.get(other)
+        if key in own or other in own or not (isinstance(mean, Tensor) and isinstance(std, Tensor)):
+            continue
+        if mean.numel() == std.numel() == max((1, *mean.shape)):  # one number per channel, whatever ones are around
+            rest = {name: value for name, value in weights.items() if name not in (key, other)}
+            return rest, (mean.flatten().cpu().float(), std.flatten().cpu().float())
+    return weights, None
 
 
-_ARCHITECTURES: tuple[tuple[Callable[[Mapping[str, Any]], bool], _Make], ...] = (
-    (lambda shapes: "block1.layer.0.conv1.weight" in shapes and "fc.weight" in shapes, _make_wide_resnet),
-    (lambda shapes: {"layer4.0.conv1.weight", "bn1.weight", "linear.weight"} <= shapes.keys(), _make_resnet),
-    (lambda shapes: {"layer4.0.conv1.weight", "layer1.0.bn1.weight", "linear.weight"} <= shapes.keys(), _make_preact),
-    (lambda shapes: {"conv4.weight", "conv4.bias", "fc.weight"} <= shapes.keys(), _make_cnn),
-    (lambda shapes: "fcs.0.weight" in shapes, _make_mlp),
-)
-"""Which names belong to which."""
+def _check_dense(key: str, value: Tensor) -> None:
+    """Refuse what is no array of real numbers, and a view that claims more values than are stored."""
+    if value.layout != torch.strided or value.is_quantized or value.is_complex():
+        raise InputError(f"the weights hold {key}, which is no dense tensor of real numbers; save model.state_dict()")
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        raise InputError(f"the weights claim {tuple(value.shape)} for {key} and store less; save model.state_dict()")
+
+
+def _check_values(weights: Mapping[str, object]) -> None:
+    """Refuse tensors of the device meta, which have a shape and no values."""
+    empty = [key for key, value in weights.items() if isinstance(value, Tensor) and value.is_meta]
+    if empty:
+        raise InputError(f"the weights hold no values for {empty[0]} (device meta); save those of a real model")
+
+
+def _check_normalization(model: nn.Module, stored: MeanAndStd | None) -> None:
+    """Refuse weights that were trained behind another normalization than the model's."""
+    if stored is None or not hasattr(model, "normalize"):
+        return
+    layer = model.normalize
+    mean, std = (layer.values.mean, layer.values.std) if isinstance(layer, Normalize) else ((0.0,), (1.0,))
+    if not (_close(stored[0], torch.tensor(mean)) and _close(stored[1], torch.tensor(std))):
+        mu, sigma = (tuple(round(value, 6) for value in part.tolist()) for part in stored)
+        raise InputError(
+            f"{type(model).__name__}.normalize must be that of the weights, mean={mu} and std={sigma}, "
+            f"got {layer}; build the model with normalize=Normalization(mean={mu}, std={sigma})"
+        )
+
+
+def _close(stored: Tensor, wanted: Tensor) -> bool:
+    same_size = len(wanted) in (1, len(stored))
+    return same_size and torch.allclose(stored, wanted.expand_as(stored), rtol=0.0, atol=1e-4)
+
+
+def _check_keys(model: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, object]) -> None:
+    """Refuse anything but exactly the model's keys and shapes, with one message that says all of it."""
+    shapes = _shapes(weights)
+    failures = {
+        "missing": [key for key in own if key not in shapes],
+        "unexpected": [key for key in weights if key not in own],
+        "wrong shape": [
+            f"{key} (expected {tuple(own[key].shape)}, got {shapes[key]})"
+            for key in own
+            if key in shapes and shapes[key] != tuple(own[key].shape)
+        ],
+    }
+    told = []
+    for kind, keys in failures.items():
+        rest = len(keys) - SHOWN_KEYS
+        if keys:
+            told.append(f"{kind}: {', '.join(keys[:SHOWN_KEYS])}" + (f" and {rest} more" if rest > 0 else ""))
+    if told:
+        name = describe(shapes)
+        remedy = f"the weights look like {name}" if name else "check which model the weights are for"
+        raise InputError(f"the weights do not fit this {type(model).__name__}; {'; '.join(told)}; {remedy}")
 
 
 _ROOM = 2**20  # values beyond the weights themselves: buffers that are not stored, scratch space of initializations

@@ -1,23 +1,32 @@
 """ResNet-18 for small images: as TRADES, MART and MAIL share it, and the pre-activation one of Rice and AWP.
 
-A 3x3 stem without pooling, four stages of two blocks, global average, head. With strides (1, 1, 2, 2) it is
-LBGAT's teacher: the same parameters on larger maps (32, 32, 16, 8), about 3.2 times the work.
-The field writes average pool 4 (teacher: 8); on 32x32 images that is the global average taken here.
-Keys: ``conv1.weight, bn1.*, layer{1-4}.{0,1}.{conv1,bn1,conv2,bn2}.*, layer{2-4}.0.shortcut.{0.weight,1.*},
-linear.*``.
-PyTorch's default initialization. 11,173,962 parameters.
+A 3x3 stem without pooling, four stages of two blocks, global average, head; PyTorch's default initialization. The field
+writes average pool 4 (teacher: 8); on 32x32 images that is the global average taken here.
+
+The usual one has the keys ``conv1.weight, bn1.*, layer{1-4}.{0,1}.{conv1,bn1,conv2,bn2}.*,
+layer{2-4}.0.shortcut.{0.weight,1.*}, linear.*``; 11,173,962 parameters. With strides (1, 1, 2, 2) it is LBGAT's
+teacher: the same parameters on larger maps (32, 32, 16, 8), about 3.2 times the work.
 
 The pre-activation one normalizes and activates before each convolution and once more after the last block. Keys:
 ``conv1.weight, layer{1-4}.{0,1}.{bn1,conv1,bn2,conv2}.*, layer{2-4}.0.shortcut.0.weight, bn.*, linear.*``; older files
 have no ``bn`` (``last_norm=False``). 11,172,170 parameters.
 """
 
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Self, cast
 
 from torch import Tensor, nn
 
 from widemargin.heads.linear import LinearHead
-from widemargin.models.classifier import Classifier, ImageShape, Normalization, require_count
+from widemargin.models.classifier import (
+    Classifier,
+    Facts,
+    ImageShape,
+    ModelConfig,
+    Normalization,
+    Shapes,
+    require_count,
+)
 from widemargin.types import Head, MakeHead
 
 USUAL_STRIDES = (1, 2, 2, 2)
@@ -147,3 +156,96 @@ def _stage(
     in_channels: int, out_channels: int, *, stride: int, block: type[BasicBlock] | type[PreActBlock] = BasicBlock
 ) -> nn.Sequential:
     return nn.Sequential(block(in_channels, out_channels, stride=stride), block(out_channels, out_channels, stride=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig(ModelConfig):
+    """What the three here share: ``width`` is that of the first stage, 64 in the field."""
+
+    width: int = 64
+    head_key = "linear"
+
+    def __post_init__(self) -> None:
+        """Refuse a width that is not a count."""
+        require_count(f"{type(self).__name__}.width", self.width, remedy="the usual width is 64")
+        super().__post_init__()
+
+    def smoke(self) -> Self:
+        """An eighth of the usual width."""
+        return replace(self, width=8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNet18Config(ResNetConfig):
+    """ResNet-18 for small images."""
+
+    normalize: Normalization | None = None
+    facts = Facts(cost_rank=2, judged_at_once=2500, gradient_mib=4.5)
+
+    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> ResNet18:
+        """The network with weights drawn from torch's global generator."""
+        return ResNet18(
+            image_shape=image_shape,
+            num_classes=num_classes,
+            width=self.width,
+            normalize=self.normalize,
+            make_head=make_head,
+        )
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes) -> Self | None:
+        """By the last stage, with batch norm after the first convolution."""
+        if not {"layer4.0.conv1.weight", "bn1.weight"} <= shapes.keys():
+            return None
+        return cls(width=shapes["linear.weight"][1] // 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LBGATTeacherConfig(ResNetConfig):
+    """LBGAT's teacher: ResNet-18 whose second stage keeps the resolution."""
+
+    normalize: Normalization | None = None
+
+    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> ResNet18:
+        """The network with weights drawn from torch's global generator."""
+        return ResNet18(
+            image_shape=image_shape,
+            num_classes=num_classes,
+            width=self.width,
+            strides=TEACHER_STRIDES,
+            normalize=self.normalize,
+            make_head=make_head,
+        )
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes) -> Self | None:
+        """Its weights are called and shaped as those of the usual one."""
+        del shapes
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreActResNet18Config(ResNetConfig):
+    """Pre-activation ResNet-18 for small images; ``last_norm`` is the batch norm after the last block."""
+
+    last_norm: bool = True
+    normalize: Normalization | None = None
+    facts = Facts(cost_rank=3)
+
+    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> PreActResNet18:
+        """The network with weights drawn from torch's global generator."""
+        return PreActResNet18(
+            image_shape=image_shape,
+            num_classes=num_classes,
+            width=self.width,
+            last_norm=self.last_norm,
+            normalize=self.normalize,
+            make_head=make_head,
+        )
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes) -> Self | None:
+        """By the last stage, without batch norm after the first convolution."""
+        if not {"layer4.0.conv1.weight", "layer1.0.bn1.weight"} <= shapes.keys() or "bn1.weight" in shapes:
+            return None
+        return cls(width=shapes["linear.weight"][1] // 8, last_norm="bn.weight" in shapes)

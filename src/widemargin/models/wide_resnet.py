@@ -11,7 +11,8 @@ Initialization: convolutions N(0, 2 / (k^2 out)), ``fc.bias`` 0, the rest PyTorc
 """
 
 import math
-from typing import Literal, cast, get_args
+from dataclasses import dataclass, replace
+from typing import Literal, Self, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,16 @@ from torch import Tensor, nn
 
 from widemargin.errors import InputError
 from widemargin.heads.linear import LinearHead
-from widemargin.models.classifier import Classifier, ImageShape, Normalization, is_count, require_count
+from widemargin.models.classifier import (
+    Classifier,
+    Facts,
+    ImageShape,
+    ModelConfig,
+    Normalization,
+    Shapes,
+    is_count,
+    require_count,
+)
 from widemargin.types import Head, MakeHead
 
 Variant = Literal["trades", "madry"]
@@ -106,8 +116,12 @@ class WideResNet(Classifier):
     ) -> None:
         check_wide_resnet("WideResNet", depth=depth, widen=widen, variant=variant)
         super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=64 * widen, normalize=normalize)
-        if variant == "madry":
-            _require_even_maps(image_shape)
+        if variant == "madry" and any(side % 4 for side in image_shape[1:]):
+            # average pools round an odd side down, strided convolutions up: the branches would not fit
+            raise InputError(
+                f"WideResNet.image_shape must have sides divisible by 4 for variant='madry', got {image_shape}; "
+                "pad the images or use variant='trades'"
+            )
         blocks, w = (depth - 4) // 6, 16 * widen
         self.conv1 = nn.Conv2d(image_shape[0], 16, 3, padding=1, bias=False)
         self.block1 = BlockGroup(blocks, 16, w, stride=1, variant=variant)
@@ -116,7 +130,12 @@ class WideResNet(Classifier):
         self.bn1 = nn.BatchNorm2d(4 * w)
         self.act1 = _activation(variant)
         self.fc = self._new_head(make_head)
-        initialize(self)
+        for module in self.modules():  # batch norm is 1 and 0 already
+            if isinstance(module, nn.Conv2d):
+                fan_out = math.prod(module.kernel_size) * module.out_channels
+                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+            elif isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
 
     @property
     def head(self) -> Head:
@@ -127,16 +146,6 @@ class WideResNet(Classifier):
         """The average of the last feature map: (B, 64 * widen)."""
         x = self.block3(self.block2(self.block1(self.conv1(x))))
         return cast(Tensor, self.act1(self.bn1(x)).mean(dim=(2, 3)))
-
-
-def initialize(model: nn.Module) -> None:
-    """Convolutions normal with variance 2 / (k^2 out), linear biases 0; batch norm is 1 and 0 already."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            fan_out = math.prod(module.kernel_size) * module.out_channels
-            nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
-        elif isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 def check_wide_resnet(owner: str, *, depth: object, widen: object, variant: object) -> None:
@@ -156,10 +165,42 @@ def _activation(variant: Variant) -> nn.Module:
     return nn.LeakyReLU(LEAK) if variant == "madry" else nn.ReLU()
 
 
-def _require_even_maps(image_shape: ImageShape) -> None:
-    """Average pools round an odd side down, strided convolutions up: the branches would not fit."""
-    if any(side % 4 for side in image_shape[1:]):
-        raise InputError(
-            f"WideResNet.image_shape must have sides divisible by 4 for variant='madry', got {image_shape}; "
-            "pad the images or use variant='trades'"
+@dataclass(frozen=True, kw_only=True)
+class WideResNetConfig(ModelConfig):
+    """WideResNet-depth-widen; ``trades`` for public checkpoints, ``madry`` for the paper's own networks."""
+
+    depth: int = 34
+    widen: int = 10
+    variant: Variant = "madry"
+    normalize: Normalization | None = None
+    facts = Facts(cost_rank=4)
+
+    def __post_init__(self) -> None:
+        """Refuse a depth, width or variant that no WideResNet has."""
+        check_wide_resnet("WideResNetConfig", depth=self.depth, widen=self.widen, variant=self.variant)
+        super().__post_init__()
+
+    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> WideResNet:
+        """The network with weights drawn from torch's global generator."""
+        return WideResNet(
+            image_shape=image_shape,
+            num_classes=num_classes,
+            depth=self.depth,
+            widen=self.widen,
+            variant=self.variant,
+            normalize=self.normalize,
+            make_head=make_head,
         )
+
+    def smoke(self) -> Self:
+        """WRN-10-1: a block in each group."""
+        return replace(self, depth=10, widen=1)
+
+    @classmethod
+    def from_shapes(cls, shapes: Shapes) -> Self | None:
+        """By the blocks of the first group and the kind of their shortcuts."""
+        blocks = sum(key.startswith("block1.layer.") and key.endswith(".conv1.weight") for key in shapes)
+        if not blocks:
+            return None
+        variant: Variant = "madry" if any("poolpadShortcut" in key for key in shapes) else "trades"
+        return cls(depth=6 * blocks + 4, widen=shapes["fc.weight"][1] // 64, variant=variant)

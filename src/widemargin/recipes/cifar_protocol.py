@@ -17,7 +17,7 @@ from widemargin.config.run import (
     RunConfig,
     WatchConfig,
 )
-from widemargin.models.catalog import ModelFactory
+from widemargin.models.classifier import ModelFactory
 from widemargin.objectives.adversarial import Adversarial
 from widemargin.objectives.trades import Trades
 from widemargin.schedules import Schedule, Steps

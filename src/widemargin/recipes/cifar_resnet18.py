@@ -8,7 +8,7 @@ the very runs without it, which keep them beside their own weights.
 from dataclasses import replace
 
 from widemargin.config.run import AveragingConfig, RunConfig
-from widemargin.models.catalog import ResNet18Config
+from widemargin.models.resnet import ResNet18Config
 from widemargin.recipes import cifar_protocol as protocol
 from widemargin.recipes.recipe import Recipe, published
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 from widemargin.attacks.pgd import PGD
 from widemargin.config.run import RunConfig
 from widemargin.heads.hypersphere import Hypersphere
-from widemargin.models.catalog import LBGATTeacherConfig, WideResNetConfig
 from widemargin.models.classifier import CIFAR10_NORMALIZATION
+from widemargin.models.resnet import LBGATTeacherConfig
+from widemargin.models.wide_resnet import WideResNetConfig
 from widemargin.objectives.adversarial import Adversarial
 from widemargin.objectives.lbgat import Lbgat
 from widemargin.objectives.mail import Mail

@@ -2,7 +2,7 @@
 
 from widemargin.attacks.pgd import PGD
 from widemargin.config.run import DataConfig, EMRConfig, EvaluationConfig, OptimizerConfig, RunConfig, WatchConfig
-from widemargin.models.catalog import MLPConfig
+from widemargin.models.mlp import MLPConfig
 from widemargin.recipes.recipe import Recipe
 from widemargin.schedules import OneCycle
 

@@ -15,7 +15,7 @@ from widemargin.attacks.pgd import PGD
 from widemargin.config.run import DataConfig, EMRConfig, EvaluationConfig, OptimizerConfig, RunConfig, WatchConfig
 from widemargin.heads.large_margin import GeometricAnnealing, LargeMargin, PowerAnnealing
 from widemargin.heads.linear import Linear
-from widemargin.models.catalog import MLPConfig
+from widemargin.models.mlp import MLPConfig
 from widemargin.objectives.adversarial import Adversarial
 from widemargin.objectives.standard import Standard
 from widemargin.recipes.recipe import Recipe, published

@@ -19,7 +19,7 @@ from widemargin.distributed.group import Processes, is_first_on_machine
 from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.engine.plan import Plan
 from widemargin.errors import InputError, WidemarginWarning
-from widemargin.models.catalog import build_model
+from widemargin.models.classifier import build_model
 from widemargin.training.state import (
     TrainState,
     make_average,

@@ -16,17 +16,13 @@ from widemargin.data.batches import in_order
 from widemargin.data.image_set import ImageSet, as_floats
 from widemargin.distributed.group import SINGLE_PROCESS, Processes
 from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins, percent, verdicts
-from widemargin.models.catalog import CNNConfig, MLPConfig
+from widemargin.models.classifier import Facts, facts_of
 from widemargin.training.setup import Splits, make_augmentation
 from widemargin.types import Nets
 
 Metrics = dict[str, float]
 MEASURED = ("validation_", "test_", "train_margin_")
 """What the names of measurements begin with."""
-BATCH = 500
-"""Images measured at once."""
-LIGHT: dict[type, tuple[int, int]] = {MLPConfig: (1024, 2500), CNNConfig: (3072, 1000)}
-"""Small networks: up to so many numbers in an image, so many images at once. A GPU would wait for launches."""
 
 
 def watch(
@@ -55,8 +51,8 @@ def watch(
 
 def batch_size(config: RunConfig, data: ImageSet) -> int:
     """So many images are measured at once."""
-    numbers, more = LIGHT.get(type(config.model), (0, BATCH))
-    return more if math.prod(data.image_shape) <= numbers else BATCH
+    facts = facts_of(config.model)
+    return facts.measured_at_once if math.prod(data.image_shape) <= facts.small_image else Facts.measured_at_once
 
 
 def _accuracies(
