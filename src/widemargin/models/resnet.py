@@ -160,7 +160,7 @@ def _stage(
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig(ModelConfig):
-    """What the three here share: ``width`` is that of the first stage, 64 in the field."""
+    """What the three here share."""
 
     width: int = 64
     head_key = "linear"
@@ -177,7 +177,7 @@ class ResNetConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ResNet18Config(ResNetConfig):
-    """ResNet-18 for small images."""
+    """ResNet-18 for small images; ``width`` is that of the first stage, 64 in the field."""
 
     normalize: Normalization | None = None
     facts = Facts(cost_rank=2, judged_at_once=2500, gradient_mib=4.5)
