@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from widemargin import losses
 from widemargin.attacks.pgd import GAUSSIAN_START, PGD
 from widemargin.config.run import RunConfig
-from widemargin.heads import after_update, logits_for_training
+from widemargin.heads.training import after_update, logits_for_training
 from widemargin.objectives.adversarial import Adversarial
 from widemargin.objectives.lbgat import Lbgat
 from widemargin.objectives.mail import Mail

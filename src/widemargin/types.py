@@ -1,21 +1,15 @@
-"""The words the package speaks: shapes and contracts.
+"""The contracts of the package: what attacks, objectives, regularizers, heads and models take, give and may offer.
 
 Shape letters: B samples, K classes, C H W an image. Losses, penalties, margins and verdicts are per sample, (B,); the
 single mean of training is taken in ``training/step.py``.
 
-What a head is: the last layer, from features to logits.
-
-A head answers two questions. ``head(features)`` gives the logits everybody sees: attacks, penalties,
-evaluation. It is never told the labels, because label-dependent logits inside an attack or a KL term go
-non-finite. ``training_logits`` gives the logits that the cross-entropy of training uses; a large-margin head
-makes the true class harder there, a linear head changes nothing.
-
-Signs that a robustness number should not be believed, each with what it suggests.
+The first part is what every member of an axis must have. The second, "Optional", is what one may have besides: code
+that can use it asks for the Protocol, and whoever offers the methods has it, without deriving from anything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -110,8 +104,15 @@ class Objective(Protocol):
         ...
 
 
+@runtime_checkable
 class Head(Protocol):
-    """A module from (B, d) features to (B, K) logits that also says what training should see."""
+    """The last layer, from features (B, d) to logits (B, K), which also says what training should see.
+
+    ``head(features)`` gives the logits everybody sees: attacks, penalties, evaluation. It is never told the labels,
+    because label-dependent logits inside an attack or a KL term go non-finite. ``training_logits`` gives those that the
+    cross-entropy of training uses; a large-margin head makes the true class harder there, a linear head changes
+    nothing. A model with such a head has it as ``head``, has ``features(x)``, and its forward is head(features(x)).
+    """
 
     def __call__(self, features: Tensor, /) -> Tensor:
         """The logits (B, K) of these features; no labels."""
@@ -128,8 +129,97 @@ MakeHead = Callable[[int, int], nn.Module]
 
 @dataclass(frozen=True)
 class Alarm:
-    """A named warning."""
+    """A sign that a number should not be believed, and what it suggests."""
 
     name: str
     message: str
     suggestion: str
+
+
+# Optional: what a part may offer besides.
+
+
+@runtime_checkable
+class HasPhases(Protocol):
+    """An objective that says in which epochs it does the same thing.
+
+    Within a phase a training step can be replayed as one CUDA graph; without this it is captured anew every epoch.
+    """
+
+    def phase(self, epoch: int) -> Hashable:
+        """Equal for epochs whose steps are the same but for their numbers."""
+        ...
+
+
+@runtime_checkable
+class AfterStep(Protocol):
+    """A module that does something once per optimizer step, such as projecting its weights or counting steps."""
+
+    def after_step(self) -> None:
+        """Called after the update."""
+        ...
+
+
+@runtime_checkable
+class AfterAverage(Protocol):
+    """A module whose weights obey a constraint that a mean of weights, or a fresh draw of them, does not."""
+
+    def after_average(self) -> None:
+        """Called when the weights were averaged or drawn: restore the constraint."""
+        ...
+
+
+class Sweeps(Protocol):
+    """The four stages of an input-gradient penalty without double backward (``gradients/sweeps``).
+
+    A tape is whatever ``record`` made. Adjoints are (M, B, ...) for M vectors c per sample; gradients go by the
+    parameters' names; bends are vectors at some of the tape's values, by the value's number.
+    """
+
+    def record(self, x: Tensor, *, keep_activations: bool) -> tuple[Tensor, Any]:
+        """(logits, tape)."""
+        ...
+
+    def adjoints(self, tape: Any, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """(g = J^T c, the adjoints of every operator)."""
+        ...
+
+    def tangents(
+        self, tape: Any, adjoints: list[Tensor], v: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], dict[int, Tensor]]:
+        """(J v, the gradients of <c, J v> at fixed activations, bends)."""
+        ...
+
+    def reverse(self, tape: Any, bends: dict[int, Tensor]) -> dict[str, Tensor]:
+        """The gradients through the activations."""
+        ...
+
+    def output(self, tape: Any) -> int:
+        """The number of the logits."""
+        ...
+
+    def reads(self, tape: Any) -> frozenset[str]:
+        """The names of the parameters that the tape reads."""
+        ...
+
+
+@runtime_checkable
+class HasSweeps(Protocol):
+    """A model that brings the sweeps of its penalties, as the fast engine's networks do."""
+
+    def penalty_stages(self) -> Sweeps:
+        """The sweeps, with weights and statistics as they are now."""
+        ...
+
+    def note_double_backward(self, owner: str, reason: str) -> None:
+        """Told when the penalty ``owner`` cannot sweep the model and differentiates twice instead."""
+        ...
+
+
+class FoldableNorm(Protocol):
+    """A batch norm that in evaluation mode is scale x + shift by its running statistics, and may be folded into that.
+
+    Torch's own classes are known. Another class says so in its own body: what is derived from it may do something else.
+    """
+
+    foldable_in_evaluation: ClassVar[bool]

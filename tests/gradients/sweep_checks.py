@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from oracles import images, jacobian_rows, labels, seeded
 from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
 from widemargin.core.modes import evaluating
-from widemargin.gradients.sweeps.rules import NotLinear
+from widemargin.gradients.sweeps.rules import NotSweepable
 from widemargin.gradients.sweeps.tape import record
 from widemargin.regularizers import InputGradient
 from widemargin.regularizers.emr import orthonormal_directions
@@ -86,7 +86,7 @@ def is_recorded(model: nn.Module, x: Tensor) -> bool:
     try:
         with evaluating(model):
             record(model, x, trained)
-    except NotLinear:
+    except NotSweepable:
         return False
     return True
 

@@ -2,10 +2,11 @@
 
 x <- clip(x + project(x' + step * ascent(grad goal(x')) - x)), the last iterate, no restarts, as in the paper's
 evaluation. FGSM is one step of size eps (the paper's "PGD with one iteration" at its own step size would leave most
-images untouched; its numbers are those of a full step).
+images untouched; its numbers are those of a full step). ``attack_named`` reads the names of tables: "fgsm", "pgd10".
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 import torch
@@ -120,6 +121,21 @@ class FGSM:
     ) -> Tensor:
         """Attack the images x with labels y."""
         return self._as_pgd()(model, x, y, goal=goal, start=start, generator=generator)
+
+
+_PGD_NAME = re.compile(r"pgd-?([0-9]+)")
+
+
+def attack_named(name: str, *, eps: float, step_size: float | None = None, norm: Norm = "linf") -> FGSM | PGD:
+    """The attack "fgsm", "pgd10", "pgd-100", ..., without a random start; the step size is eps/4 unless given."""
+    if name == "fgsm":
+        return FGSM(eps=eps, norm=norm)
+    match = _PGD_NAME.fullmatch(name)
+    if match is None or int(match[1]) == 0:
+        raise InputError(
+            f"unknown attack {name!r}; known are clean, fgsm, pgdN (pgd10, pgd20, pgd100, ...) and autoattack"
+        )
+    return PGD(eps=eps, step_size=eps / 4 if step_size is None else step_size, steps=int(match[1]), norm=norm)
 
 
 def climb(

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from widemargin.attacks import attack_named
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.pgd import FGSM, PGD, attack_named
 from widemargin.attacks.threat import make_threat
 from widemargin.core.checks import check_count, choice
 from widemargin.core.schema import one_of

@@ -36,8 +36,8 @@ _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 class SharedBatchNorm(nn.SyncBatchNorm):
     """Stands where a batch norm stood, with its parameters and buffers."""
 
-    plain_in_evaluation = True
-    """For the fast engine, which then folds it into a scale and a shift."""
+    foldable_in_evaluation = True
+    """``types.FoldableNorm``, for the fast engine."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalized activations."""

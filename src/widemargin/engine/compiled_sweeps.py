@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from widemargin.gradients.sweeps.layers import BatchNorm, Gradients, Slopes, Sum
 from widemargin.gradients.sweeps.tape import (
-    EagerStages,
+    EagerSweeps,
     Entry,
     Tape,
     Values,
@@ -146,7 +146,7 @@ class _Recording(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tape]:
         """(logits, tape)."""
-        return EagerStages(self.network, self.trained).record(x, keep_activations=self.keep_activations)
+        return EagerSweeps(self.network, self.trained).record(x, keep_activations=self.keep_activations)
 
 
 def _kept(tape: Tape) -> list[bool]:

@@ -27,7 +27,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from widemargin.engine.plan import Plan
 from widemargin.errors import WidemarginWarning
 from widemargin.gradients.sweeps.layers import folded_batch_norm
-from widemargin.gradients.sweeps.tape import EagerStages, Stages
+from widemargin.gradients.sweeps.tape import EagerSweeps
+from widemargin.types import Sweeps
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -61,15 +62,15 @@ def fold_batch_norms(model: nn.Module) -> list[FoldedBatchNorm]:
     found: list[FoldedBatchNorm] = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if _is_plain(type(child)) and cast(Any, child).running_var is not None:
+            if _is_foldable(type(child)) and cast(Any, child).running_var is not None:
                 found.append(FoldedBatchNorm(cast(_BatchNorm, child)))
                 setattr(parent, name, found[-1])
     return found
 
 
-def _is_plain(kind: type[nn.Module]) -> bool:
-    """Torch's own, or a class that says so of itself: what is derived from it may do something else."""
-    return kind in _PLAIN or vars(kind).get("plain_in_evaluation") is True
+def _is_foldable(kind: type[nn.Module]) -> bool:
+    """Torch's own, or a class that says so in its own body (``types.FoldableNorm``)."""
+    return kind in _PLAIN or vars(kind).get("foldable_in_evaluation") is True
 
 
 @torch.no_grad()
@@ -183,7 +184,7 @@ class FastNetwork(nn.Module):
         features: Any = getattr(model, "features", None)
         passes: dict[str, Any] = {"evaluation": twin, "training": model, "features": features}
         self._passes = {name: self._compiled(function, name) for name, function in passes.items() if function}
-        self._stages: dict[frozenset[str], Stages] = {}
+        self._stages: dict[frozenset[str], Sweeps] = {}
 
     @property
     def twin(self) -> EvalCopy:
@@ -212,7 +213,7 @@ class FastNetwork(nn.Module):
         """What a head with a margin sees in training, in float32 or wider."""
         return self._run("features", x)
 
-    def penalty_stages(self) -> Stages:
+    def penalty_stages(self) -> Sweeps:
         """The sweeps of a penalty, on the twin, with the statistics as they are now."""
         self.twin.refresh_statistics()
         trained = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
@@ -220,9 +221,9 @@ class FastNetwork(nn.Module):
             self._stages[trained] = self._new_stages(trained)
         return self._stages[trained]
 
-    def _new_stages(self, trained: frozenset[str]) -> Stages:
+    def _new_stages(self, trained: frozenset[str]) -> Sweeps:
         if self._plan.compiler is None:
-            return EagerStages(self.twin, trained)
+            return EagerSweeps(self.twin, trained)
         from widemargin.engine.compiled_sweeps import (
             CompiledStages,  # here: it brings torch's tracers, a second to import
         )

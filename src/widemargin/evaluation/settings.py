@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from widemargin.attacks import attack_named
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.pgd import FGSM, PGD, attack_named
 from widemargin.attacks.threat import THREATS, make_threat
 from widemargin.core.checks import check_count, choice
 from widemargin.core.schema import LiteralFloat

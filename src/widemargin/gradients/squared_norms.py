@@ -32,8 +32,9 @@ from widemargin.errors import InputError
 from widemargin.gradients.double_backward import refuse_coupling_scripts
 from widemargin.gradients.jacobian import in_chunks, logits_and_leaf, vector_jacobian_products
 from widemargin.gradients.sweeps.layers import Gradients
-from widemargin.gradients.sweeps.rules import NotLinear
-from widemargin.gradients.sweeps.tape import EagerStages, Stages, add_gradients
+from widemargin.gradients.sweeps.rules import NotSweepable
+from widemargin.gradients.sweeps.tape import EagerSweeps, add_gradients
+from widemargin.types import HasSweeps, Sweeps
 
 
 def check_gradient_is_possible(owner: str, model: nn.Module, x: Tensor) -> None:
@@ -133,7 +134,7 @@ Cotangents = Callable[[Tensor], Rows]
 
 
 def squared_products(
-    stages: Stages,
+    stages: Sweeps,
     parameters: Mapping[str, Tensor],
     x: Tensor,
     cotangents: Cotangents,
@@ -157,7 +158,7 @@ class _SquaredProducts(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        stages: Stages,
+        stages: Sweeps,
         names: tuple[str, ...],
         x: Tensor,
         cotangents: Cotangents,
@@ -269,21 +270,18 @@ def _of_one_process(
         with evaluating(model):
             parameters = dict(model.named_parameters())
             return squared_products(stages_of(model), parameters, x, checked, at_once=at_once, constant=constant)
-    except NotLinear as exception:
+    except NotSweepable as exception:
         reason = str(exception)  # and forget the exception: it holds what was recorded
-    note: Any = getattr(model, "note_double_backward", None)
-    if note is not None:
-        note(owner, reason)
+    if isinstance(model, HasSweeps):
+        model.note_double_backward(owner, reason)
     return by_double_backward(owner, model, x, checked, at_once=at_once, constant=constant)
 
 
-def stages_of(model: nn.Module) -> Stages:
+def stages_of(model: nn.Module) -> Sweeps:
     """The sweeps of a model: its own where it brings some (the fast engine's networks do), else plain ones."""
-    own: Any = getattr(model, "penalty_stages", None)
-    if own is not None:
-        stages: Stages = own()
-        return stages
-    return EagerStages(model, frozenset(name for name, p in model.named_parameters() if p.requires_grad))
+    if isinstance(model, HasSweeps):
+        return model.penalty_stages()
+    return EagerSweeps(model, frozenset(name for name, p in model.named_parameters() if p.requires_grad))
 
 
 def squared_input_gradients_value(

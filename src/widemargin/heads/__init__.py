@@ -1,61 +1,10 @@
-"""How training uses a head: the logits the label's cross-entropy sees, and what a head does after an update.
+"""Heads: the last layer of a classifier, from features to logits."""
 
-Any classifier works: one without a head of ours predicts and trains with the same logits.
-
-Heads: the last layer of a classifier, from features to logits.
-"""
-
-from typing import Any
-
-from torch import Tensor, nn
-
-from widemargin.errors import InputError
 from widemargin.heads.hypersphere import Hypersphere, HypersphereHead
 from widemargin.heads.large_margin import GeometricAnnealing, LargeMargin, LargeMarginHead, PowerAnnealing
 from widemargin.heads.linear import Linear, LinearHead
+from widemargin.heads.training import after_update, logits_for_training
 from widemargin.types import Head, MakeHead
-
-
-def logits_for_training(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """(logits, label logits): what the model predicts with, and what its label loss sees; one forward pass for both."""
-    head: Any = getattr(model, "head", None)
-    if not _has_margin(head):
-        _refuse_hidden_margin(model)
-        logits: Tensor = model(x)
-        return logits, logits
-    network: Any = model
-    if not callable(getattr(network, "features", None)):
-        raise InputError(
-            f"{type(model).__name__}.head is a {type(head).__name__}, which needs {type(model).__name__}.features(x): "
-            "what the head takes; write it, and let forward be head(features(x))"
-        )
-    features = network.features(x)
-    logits = head(features)
-    return logits, head.training_logits(features, logits, y)
-
-
-def _has_margin(head: object) -> bool:
-    return hasattr(head, "training_logits") and not isinstance(head, LinearHead)
-
-
-def _refuse_hidden_margin(model: nn.Module) -> None:
-    """A head whose margin would silently be left out of training."""
-    for name, module in model.named_modules():
-        if _has_margin(module):
-            raise InputError(
-                f"{type(model).__name__}.{name} is a {type(module).__name__}, whose margin training would leave out; "
-                "it is looked for as model.head, beside model.features(x). Give a wrapper's own model (model.module), "
-                "or name them so"
-            )
-
-
-def after_update(model: nn.Module) -> None:
-    """Let every head do what it does once per optimizer step: project its rows, count the step."""
-    for module in model.modules():
-        after_step = getattr(module, "after_step", None)
-        if callable(after_step):
-            after_step()
-
 
 HEADS: dict[str, type] = {"linear": Linear, "hypersphere": Hypersphere, "large-margin": LargeMargin}
 

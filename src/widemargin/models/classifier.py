@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from widemargin.core.randomness import initialized_from
 from widemargin.errors import InputError
 from widemargin.heads.linear import Linear, LinearHead
-from widemargin.types import Head, MakeHead
+from widemargin.types import AfterAverage, Head, MakeHead
 
 ImageShape = tuple[int, int, int]
 """(channels, height, width) of one image."""
@@ -194,7 +194,7 @@ class Classifier(nn.Module):
 
     def _new_head(self, make_head: MakeHead) -> nn.Module:
         head = make_head(self.feature_size, self.num_classes)
-        if not callable(getattr(head, "training_logits", None)):
+        if not isinstance(head, Head):
             raise InputError(
                 f"{type(self).__name__}.make_head must make a module with training_logits(features, logits, y),"
                 f" got {type(head).__name__}; use widemargin.heads.LinearHead in place of nn.Linear"
@@ -227,9 +227,8 @@ def initialize(model: nn.Module, init: Init) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     for module in model.modules():
-        project = getattr(module, "after_average", None)  # of a head with unit rows
-        if callable(project):
-            project()
+        if isinstance(module, AfterAverage):  # a head with unit rows
+            module.after_average()
 
 
 class ModelFactory(Protocol):

@@ -13,13 +13,12 @@ from torch import Tensor
 from widemargin import losses
 from widemargin.attacks.pgd import FGSM, PGD
 from widemargin.errors import InputError
-from widemargin.objectives.objective import Inner, check_inner, find_adversarial
-from widemargin.objectives.trades import check_weight
+from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_weight
 from widemargin.types import Nets, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lbgat:
+class Lbgat(AttackingObjective):
     """mean_k (z'_k - t_k)^2 + CE(t, y) + beta KL(p(x) || p(x')); needs a teacher."""
 
     attack: PGD | FGSM
@@ -30,22 +29,10 @@ class Lbgat:
         check_weight("Lbgat.beta", self.beta)
         check_inner("Lbgat", self.inner, self.attack)
 
-    @property
-    def attacks(self) -> bool:
-        """It makes adversarial images."""
-        return True
-
-    def phase(self, epoch: int) -> int:
-        """It does the same in every epoch."""
+    def inner_problem(self, epoch: int) -> tuple[PGD | FGSM, Inner]:
+        """As configured, in every epoch."""
         del epoch
-        return 0
-
-    def perturb(
-        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """The images that solve the inner problem for the student."""
-        del epoch
-        return find_adversarial(nets.model, x, y, inner=self.inner, attack=self.attack, generator=generator)
+        return self.attack, self.inner
 
     def __call__(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None

@@ -11,24 +11,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from widemargin import losses
 from widemargin.attacks.pgd import FGSM, PGD
 from widemargin.core.checks import choice
 from widemargin.errors import InputError
-from widemargin.heads import logits_for_training
-from widemargin.objectives.adversarial import Adversarial
-from widemargin.objectives.mart import Mart
-from widemargin.objectives.objective import Inner, check_inner, find_adversarial
-from widemargin.objectives.trades import Trades, check_weight
+from widemargin.heads.training import logits_for_training
+from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_weight
 from widemargin.types import Nets, Outcome
 
 DEFAULT_WEIGHT = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mail:
+class Mail(AttackingObjective):
     """``weight`` is TRADES's beta or MART's weight; it means nothing over AT."""
 
     over: Literal["at", "trades", "mart"]
@@ -69,11 +66,6 @@ class Mail:
             check_inner("Mail", self._inner, self.burn_in_attack, field="burn_in_attack")
 
     @property
-    def attacks(self) -> bool:
-        """It makes adversarial images."""
-        return True
-
-    @property
     def _inner(self) -> Inner:
         return "ce" if self.over != "trades" else self.inner or "kl"
 
@@ -81,53 +73,43 @@ class Mail:
     def _weight(self) -> float:
         return DEFAULT_WEIGHT if self.weight is None else self.weight
 
-    def _before(self) -> Adversarial | Trades | Mart:
-        """What the burn-in trains with."""
-        attack = self.burn_in_attack or self.attack
-        if self.over == "at" or self.burn_in_with == "at":
-            return Adversarial(attack=attack)
-        if self.over == "trades":
-            return Trades(attack=attack, beta=self._weight, inner=self._inner)
-        return Mart(attack=attack, weight=self._weight)
+    def _family(self, epoch: int) -> str:
+        return "at" if epoch < self.burn_in and self.burn_in_with == "at" else self.over
 
     def phase(self, epoch: int) -> int:
         """The burn-in, then the weighted loss."""
         return int(epoch >= self.burn_in)
 
-    def perturb(
-        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """The images that solve the inner problem of this epoch."""
-        if epoch < self.burn_in:
-            return self._before().perturb(nets, x, y, epoch=epoch, generator=generator)
-        return find_adversarial(nets.model, x, y, inner=self._inner, attack=self.attack, generator=generator)
+    def inner_problem(self, epoch: int) -> tuple[PGD | FGSM, Inner]:
+        """That of the family trained with in this epoch."""
+        attack = self.burn_in_attack or self.attack if epoch < self.burn_in else self.attack
+        return attack, "ce" if self._family(epoch) == "at" else self._inner
 
     def __call__(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
     ) -> Outcome:
-        """Return the loss of each sample."""
-        if epoch < self.burn_in:
-            return self._before()(nets, x, y, epoch=epoch, generator=generator)
+        """Return the loss of each sample: forwards in the order of the family, weights after the burn-in."""
         x_adv = self.perturb(nets, x, y, epoch=epoch, generator=generator)
-        logits_adv, loss = self._weighted(nets.model, x, x_adv, y)
-        return Outcome(loss=loss, logits=logits_adv.detach(), x_adv=x_adv)
-
-    def _weighted(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(adversarial logits, loss): forwards in the order of the family."""
+        family, weighted = self._family(epoch), epoch >= self.burn_in
         slope, bias, mean_one = self.slope, self.bias, self.weights == "mean1"
-        if self.over == "trades":
-            logits, label = logits_for_training(model, x, y)
-            logits_adv: Tensor = model(x_adv)
-            loss = losses.mail_trades(
-                logits, logits_adv, y, self._weight, slope, bias, mean_one=mean_one, label_logits=label
-            )
-        elif self.over == "mart":
-            logits = model(x)
-            logits_adv, label = logits_for_training(model, x_adv, y)
-            loss = losses.mail_mart(
-                logits, logits_adv, y, self._weight, slope, bias, mean_one=mean_one, label_logits=label
-            )
+        if family == "trades":
+            z, label = logits_for_training(nets.model, x, y)
+            z_adv: Tensor = nets.model(x_adv)
+            if weighted:
+                loss = losses.mail_trades(z, z_adv, y, self._weight, slope, bias, mean_one=mean_one, label_logits=label)
+            else:
+                loss = losses.trades(z, z_adv, y, self._weight, label_logits=label)
+        elif family == "mart":
+            z = nets.model(x)
+            z_adv, label = logits_for_training(nets.model, x_adv, y)
+            if weighted:
+                loss = losses.mail_mart(z, z_adv, y, self._weight, slope, bias, mean_one=mean_one, label_logits=label)
+            else:
+                loss = losses.mart(z, z_adv, y, self._weight, label_logits=label)
         else:
-            logits_adv, label = logits_for_training(model, x_adv, y)
-            loss = losses.mail_at(logits_adv, y, slope, bias, mean_one=mean_one, label_logits=label)
-        return logits_adv, loss
+            z_adv, label = logits_for_training(nets.model, x_adv, y)
+            if weighted:
+                loss = losses.mail_at(z_adv, y, slope, bias, mean_one=mean_one, label_logits=label)
+            else:
+                loss = losses.cross_entropy(label, y)
+        return Outcome(loss=loss, logits=z_adv.detach(), x_adv=x_adv)

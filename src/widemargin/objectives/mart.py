@@ -10,13 +10,13 @@ from torch import Tensor
 
 from widemargin import losses
 from widemargin.attacks.pgd import FGSM, PGD
-from widemargin.heads import logits_for_training
-from widemargin.objectives.trades import check_weight
+from widemargin.heads.training import logits_for_training
+from widemargin.objectives.objective import AttackingObjective, check_weight
 from widemargin.types import Nets, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mart:
+class Mart(AttackingObjective):
     """Boosted CE(z(x'), y) + weight KL (1 - p_y(x))."""
 
     attack: PGD | FGSM
@@ -24,23 +24,6 @@ class Mart:
 
     def __post_init__(self) -> None:
         check_weight("Mart.weight", self.weight)
-
-    @property
-    def attacks(self) -> bool:
-        """It makes adversarial images."""
-        return True
-
-    def phase(self, epoch: int) -> int:
-        """It does the same in every epoch."""
-        del epoch
-        return 0
-
-    def perturb(
-        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """The images that raise the cross-entropy."""
-        del epoch
-        return self.attack(nets.model, x, y, generator=generator)
 
     def __call__(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None

@@ -1,7 +1,7 @@
-"""The inner problem of the TRADES family: which images to train on.
+"""What the objectives that attack share: the inner problem, which finds the images to train on.
 
-"kl" makes the prediction move away from the clean one; "ce" makes the label unlikely. The clean prediction is computed
-once, in evaluation mode: it does not change while the attack climbs.
+"ce" makes the label unlikely; "kl" makes the prediction move away from the clean one (the TRADES family). The clean
+prediction is computed once, in the attack's mode: it does not change while the attack climbs.
 """
 
 from typing import Literal
@@ -10,13 +10,56 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.attacks.pgd import FGSM, PGD
-from widemargin.core.checks import check_logits, choice
+from widemargin.core.checks import check_logits, check_number, choice
 from widemargin.core.modes import in_mode, without_ddp
 from widemargin.errors import InputError
 from widemargin.losses import kl_divergence
-from widemargin.types import Goal
+from widemargin.types import Goal, Nets
 
 Inner = Literal["kl", "ce"]
+
+
+class AttackingObjective:
+    """The base of an objective with a field ``attack``; its loss is its own ``__call__``.
+
+    One whose inner problem is not the cross-entropy, or differs between epochs, overrides ``inner_problem``.
+    """
+
+    attack: PGD | FGSM
+
+    @property
+    def attacks(self) -> bool:
+        """It makes adversarial images."""
+        return True
+
+    def phase(self, epoch: int) -> int:
+        """It does the same in every epoch."""
+        del epoch
+        return 0
+
+    def inner_problem(self, epoch: int) -> tuple[PGD | FGSM, Inner]:
+        """The attack of this epoch, and what it makes large."""
+        del epoch
+        return self.attack, "ce"
+
+    def perturb(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The images that solve the inner problem for the model (of LBGAT: the student)."""
+        attack, inner = self.inner_problem(epoch)
+        if inner == "ce":
+            return attack(nets.model, x, y, generator=generator)
+        return attack(nets.model, x, y, goal=away_from_clean(nets.model, x, attack), generator=generator)
+
+
+def away_from_clean(model: nn.Module, x: Tensor, attack: PGD | FGSM) -> Goal:
+    """KL(p(x) || p(x')) as a goal, p(x) computed now and held."""
+    model = without_ddp(model)
+    with torch.no_grad(), in_mode(model, attack.mode):
+        logits = model(x)
+    check_logits("attack", logits, batch=len(x))
+    clean = logits.detach()
+    return lambda logits, y: kl_divergence(clean, logits)  # noqa: ARG005 - a goal's signature
 
 
 def check_inner(owner: str, inner: str, attack: PGD | FGSM, *, field: str = "attack") -> None:
@@ -29,19 +72,6 @@ def check_inner(owner: str, inner: str, attack: PGD | FGSM, *, field: str = "att
         )
 
 
-def find_adversarial(
-    model: nn.Module, x: Tensor, y: Tensor, *, inner: Inner, attack: PGD | FGSM, generator: torch.Generator | None
-) -> Tensor:
-    """x' by the inner problem asked for."""
-    goal = away_from_clean(model, x, attack) if inner == "kl" else None
-    return attack(model, x, y, goal=goal, generator=generator)
-
-
-def away_from_clean(model: nn.Module, x: Tensor, attack: PGD | FGSM) -> Goal:
-    """KL(p(x) || p(x')) as a goal, p(x) computed now and held."""
-    model = without_ddp(model)
-    with torch.no_grad(), in_mode(model, attack.mode):
-        logits = model(x)
-    check_logits("attack", logits, batch=len(x))
-    clean = logits.detach()
-    return lambda logits, y: kl_divergence(clean, logits)  # noqa: ARG005 - a goal's signature
+def check_weight(name: str, weight: float) -> None:
+    """A weight inside a loss is a number that is not negative."""
+    check_number(name, weight, fits=lambda value: value >= 0, rule="a number >= 0", hint="6 is usual")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from widemargin.heads import logits_for_training
+from widemargin.heads.training import logits_for_training
 from widemargin.losses import cross_entropy
 from widemargin.types import Nets, Outcome
 

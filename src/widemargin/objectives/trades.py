@@ -12,14 +12,13 @@ from torch import Tensor
 
 from widemargin import losses
 from widemargin.attacks.pgd import FGSM, PGD
-from widemargin.core.checks import check_number
-from widemargin.heads import logits_for_training
-from widemargin.objectives.objective import Inner, check_inner, find_adversarial
+from widemargin.heads.training import logits_for_training
+from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_weight
 from widemargin.types import Nets, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trades:
+class Trades(AttackingObjective):
     """CE(z(x), y) + beta KL(p(x) || p(x'))."""
 
     attack: PGD | FGSM
@@ -31,22 +30,10 @@ class Trades:
         check_weight("Trades.beta", self.beta)
         check_inner("Trades", self.inner, self.attack)
 
-    @property
-    def attacks(self) -> bool:
-        """It makes adversarial images."""
-        return True
-
-    def phase(self, epoch: int) -> int:
-        """It does the same in every epoch."""
+    def inner_problem(self, epoch: int) -> tuple[PGD | FGSM, Inner]:
+        """As configured, in every epoch."""
         del epoch
-        return 0
-
-    def perturb(
-        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """The images that solve the inner problem."""
-        del epoch
-        return find_adversarial(nets.model, x, y, inner=self.inner, attack=self.attack, generator=generator)
+        return self.attack, self.inner
 
     def __call__(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
@@ -59,8 +46,3 @@ class Trades:
             logits = nets.model(x)
         loss = losses.trades(logits, logits_adv, y, self.beta, label_logits=label_logits)
         return Outcome(loss=loss, logits=logits_adv.detach(), x_adv=x_adv)
-
-
-def check_weight(name: str, weight: float) -> None:
-    """A weight inside a loss is a number that is not negative."""
-    check_number(name, weight, fits=lambda value: value >= 0, rule="a number >= 0", hint="6 is usual")

@@ -1,39 +1,56 @@
-"""Approximate effective margin regularization: ||d/dx sum_j p_j z_j||^2 with p = softmax(z / t) held constant.
+"""Effective margin regularization (EMR): penalties on the input Jacobian J = dz/dx of the logits, per sample.
 
-One input gradient in place of K. A small temperature t penalizes the predicted class's gradient; a large one the mean
-logit's, which moves no margin (docs/paper-vs-code.md).
-
-Exact effective margin regularization: sum_j ||dz_j/dx||^2, equation 5 of the paper, per sample.
-
-Up to ``classes_at_once`` classes are swept as one batch and all that their gradient needs is kept. Beyond, the classes
-are taken that many at a time, and a chunk's backward pass is done again when gradients are asked for: memory is that
-of ``classes_at_once`` classes for any K.
-
-Stochastic effective margin regularization: an unbiased estimate of exact EMR at a cost that does not grow with K.
-
-For n orthonormal random directions v in logit space, uniformly turned, E[(K/n) sum_v ||v J||^2] = ||J||_F^2. One
-direction costs one input gradient, as the approximation does; n = K directions give the exact value. The estimator is
-the random projection of Hoffman, Roberts and Yaida (2019), drawn independently for every sample: one direction shared
-by a batch would make the parameter gradient several times noisier.
+- Exact, equation 5 of the paper: ||J||_F^2 = sum_j ||dz_j/dx||^2. It costs K input gradients.
+- Approximate: ||d/dx sum_j p_j z_j||^2 with p = softmax(z / t) held constant, one input gradient in place of K. A small
+  temperature t penalizes the predicted class's gradient; a large one the mean logit's, which moves no margin
+  (docs/paper-vs-code.md).
+- Stochastic, not in the paper: an unbiased estimate of the exact one at a cost that does not grow with K. For n
+  orthonormal random directions v in logit space, uniformly turned, E[(K/n) sum_v ||v J||^2] = ||J||_F^2. One direction
+  costs one input gradient, as the approximation does; n = K directions give the exact value. The estimator is the
+  random projection of Hoffman, Roberts and Yaida (2019), drawn independently for every sample: one direction shared by
+  a batch would make the parameter gradient several times noisier.
 """
 
 import math
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from widemargin.core import randomness
 from widemargin.core.checks import check_count, check_number
 from widemargin.errors import InputError
-from widemargin.gradients.double_backward import uncompiled
 from widemargin.gradients.jacobian import EveryClass
-from widemargin.gradients.squared_norms import Cotangents, squared_input_gradients, squared_input_gradients_value
+from widemargin.gradients.squared_norms import Cotangents
+from widemargin.regularizers.regularizer import InputGradientPenalty
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApproximateEMR:
-    """Penalizes the input gradient of the probability-weighted logit."""
+class ExactEMR(InputGradientPenalty):
+    """Penalizes the squared Frobenius norm of the logits' input Jacobian. Labels and generator are not used.
+
+    Up to ``classes_at_once`` classes are swept as one batch and all that their gradient needs is kept. Beyond, the
+    classes are taken that many at a time, and a chunk's backward pass is done again when gradients are asked for:
+    memory is that of ``classes_at_once`` classes for any K.
+    """
+
+    classes_at_once: int = 16
+
+    def __post_init__(self) -> None:
+        check_count("ExactEMR.classes_at_once", self.classes_at_once)
+
+    def _cotangents(self, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> Cotangents:
+        del x, y, generator
+        return EveryClass
+
+    def _at_once(self, *, training: bool) -> int:
+        del training
+        return self.classes_at_once
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApproximateEMR(InputGradientPenalty):
+    """Penalizes the input gradient of the probability-weighted logit. Labels and generator are not used."""
 
     temperature: float = 1.0
 
@@ -46,55 +63,17 @@ class ApproximateEMR:
             hint="the paper uses 0.1 to 40",
         )
 
-    @uncompiled
-    def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(B,), differentiable in the parameters. Labels and generator are not used."""
-        del y, generator
-        return squared_input_gradients("ApproximateEMR", model, x, self._cotangents)
-
-    @uncompiled
-    def value(
-        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(B,), without a graph."""
-        del y, generator
-        return squared_input_gradients_value("ApproximateEMR", model, x, self._cotangents)
-
-    def _cotangents(self, logits: Tensor) -> Tensor:
-        return torch.softmax(logits / self.temperature, dim=1).unsqueeze(0)
+    def _cotangents(self, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> Cotangents:
+        del x, y, generator
+        return lambda logits: torch.softmax(logits / self.temperature, dim=1).unsqueeze(0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExactEMR:
-    """Penalizes the squared Frobenius norm of the logits' input Jacobian."""
+class StochasticEMR(InputGradientPenalty):
+    """Penalizes the input gradients of ``projections`` random directions of the logits, fresh at every call.
 
-    classes_at_once: int = 16
-
-    def __post_init__(self) -> None:
-        check_count("ExactEMR.classes_at_once", self.classes_at_once)
-
-    @uncompiled
-    def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(B,), differentiable in the parameters. Labels and generator are not used."""
-        del y, generator
-        return squared_input_gradients("ExactEMR", model, x, EveryClass, at_once=self.classes_at_once)
-
-    @uncompiled
-    def value(
-        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(B,), without a graph."""
-        del y, generator
-        return squared_input_gradients_value("ExactEMR", model, x, EveryClass, at_once=self.classes_at_once)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StochasticEMR:
-    """Penalizes the input gradients of ``projections`` random directions of the logits, fresh at every call."""
+    Random numbers come from ``generator`` or, without one, from its own. Labels are not used.
+    """
 
     projections: int = 1
     seed: int | None = None
@@ -105,23 +84,8 @@ class StochasticEMR:
         own = randomness.fresh() if self.seed is None else randomness.derived(self.seed, "stochastic-emr")
         object.__setattr__(self, "_own", own)
 
-    @uncompiled
-    def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(B,), differentiable in the parameters; random numbers from ``generator`` or its own. Labels are not used."""
-        del y
-        return squared_input_gradients("StochasticEMR", model, x, self._cotangents(generator), at_once=self.projections)
-
-    @uncompiled
-    def value(
-        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(B,), without a graph."""
-        del y
-        return squared_input_gradients_value("StochasticEMR", model, x, self._cotangents(generator))
-
-    def _cotangents(self, generator: torch.Generator | None) -> Cotangents:
+    def _cotangents(self, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> Cotangents:
+        del x, y
         generator = self._own if generator is None else generator
 
         def directions(logits: Tensor) -> Tensor:
@@ -135,6 +99,10 @@ class StochasticEMR:
             return orthonormal_directions(logits, self.projections, generator) * scale
 
         return directions
+
+    def _at_once(self, *, training: bool) -> int:
+        """Drawn once, so kept whole in training; their values need no graph and are taken as the others' are."""
+        return self.projections if training else super()._at_once(training=False)
 
 
 def orthonormal_directions(logits: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -7,43 +7,29 @@ is per sample, as EMR is, and ``Penalty(scaling="released")`` gives the 1/B^2.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from widemargin.core.checks import check_labels
 from widemargin.errors import InputError
-from widemargin.gradients.double_backward import uncompiled
-from widemargin.gradients.squared_norms import Cotangents, squared_input_gradients, squared_input_gradients_value
+from widemargin.gradients.squared_norms import Cotangents
+from widemargin.regularizers.regularizer import InputGradientPenalty
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputGradient:
-    """Penalizes the input gradient of the label's cross-entropy; it needs labels."""
+class InputGradient(InputGradientPenalty):
+    """Penalizes the input gradient of the label's cross-entropy; it needs labels. The generator is not used."""
 
-    @uncompiled
-    def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(B,), differentiable in the parameters. The generator is not used."""
+    constant = False
+
+    def _cotangents(self, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> Cotangents:
+        """d CE / d logits = p - onehot(y)."""
         del generator
-        return squared_input_gradients("InputGradient", model, x, _loss_gradients(x, y), constant=False)
+        if y is None:
+            raise InputError("InputGradient: labels are missing; call it as regularizer(model, x, y)")
 
-    @uncompiled
-    def value(
-        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(B,), without a graph."""
-        del generator
-        return squared_input_gradients_value("InputGradient", model, x, _loss_gradients(x, y))
+        def cotangents(logits: Tensor) -> Tensor:
+            check_labels("InputGradient", y, batch=len(x), num_classes=logits.shape[1])
+            return (torch.softmax(logits, dim=1) - one_hot(y.long(), logits.shape[1]).to(logits.dtype)).unsqueeze(0)
 
-
-def _loss_gradients(x: Tensor, y: Tensor | None) -> Cotangents:
-    """d CE / d logits = p - onehot(y)."""
-    if y is None:
-        raise InputError("InputGradient: labels are missing; call it as regularizer(model, x, y)")
-
-    def cotangents(logits: Tensor) -> Tensor:
-        check_labels("InputGradient", y, batch=len(x), num_classes=logits.shape[1])
-        return (torch.softmax(logits, dim=1) - one_hot(y.long(), logits.shape[1]).to(logits.dtype)).unsqueeze(0)
-
-    return cotangents
+        return cotangents

@@ -38,7 +38,7 @@ from widemargin.errors import WidemarginWarning
 from widemargin.regularizers.penalty import Penalty
 from widemargin.training.state import TrainState
 from widemargin.training.step import StepContext, take_step, train_step
-from widemargin.types import Nets
+from widemargin.types import HasPhases, Nets
 
 
 class GraphInputs(Protocol):
@@ -235,11 +235,11 @@ class GraphedSteps:
 
     def _kind(self, batch: Batch, context: StepContext) -> CapturedStep:
         due = context.due(self._penalties)
-        phase: Callable[[int], Any] | None = getattr(self._objective, "phase", None)
-        at = context.epoch if phase is None else phase(context.epoch)
-        key = (kind_of(batch), tuple(penalty.name for penalty in due), phase is None, at)
+        phased = isinstance(self._objective, HasPhases)
+        at = self._objective.phase(context.epoch) if isinstance(self._objective, HasPhases) else context.epoch
+        key = (kind_of(batch), tuple(penalty.name for penalty in due), phased, at)
         if key not in self._kinds:
-            if phase is None:
+            if not phased:
                 self._kinds = {k: v for k, v in self._kinds.items() if k[3] == at}
             self._kinds[key] = CapturedStep(inputs_for(batch), due, context.epoch)
         return self._kinds[key]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from widemargin.core import batch_share
-from widemargin.types import Nets
+from widemargin.types import AfterStep, Nets
 
 OnNonfinite = Literal["stop", "skip"]
 ON_NONFINITE: tuple[OnNonfinite, ...] = ("stop", "skip")
@@ -238,8 +238,8 @@ def _buffers(nets: Nets) -> list[Tensor]:
 
 
 def _changed_after_updates(nets: Nets) -> list[Tensor]:
-    """Weights of heads that project them after an update (``heads.after_update``)."""
-    modules = [module for net in nets.all().values() for module in net.modules() if hasattr(module, "after_step")]
+    """Weights of heads that project them after an update (``heads.training.after_update``)."""
+    modules = [module for net in nets.all().values() for module in net.modules() if isinstance(module, AfterStep)]
     return [parameter for module in modules for parameter in module.parameters()]
 
 

@@ -28,7 +28,7 @@ from widemargin.distributed.group import Processes
 from widemargin.distributed.sync_batch_norm import STATISTICS
 from widemargin.errors import InputError
 from widemargin.training.nonfinite import Guard
-from widemargin.types import Nets
+from widemargin.types import AfterAverage, Nets
 
 Tensors = dict[str, Tensor]
 
@@ -204,9 +204,8 @@ def update_average(average: nn.Module, model: nn.Module, *, decay: float, update
         if not name.endswith(STATISTICS):
             buffer.copy_(source[name])
     for module in average.modules():
-        after_average = getattr(module, "after_average", None)
-        if callable(after_average):
-            after_average()
+        if isinstance(module, AfterAverage):
+            module.after_average()
 
 
 def _followed(model: nn.Module) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from widemargin.core import batch_share, randomness
 from widemargin.data.batches import Batch
 from widemargin.distributed.sync_batch_norm import average_own_statistics, reduce_gradients
-from widemargin.heads import after_update
+from widemargin.heads.training import after_update
 from widemargin.regularizers.penalty import Penalty
 from widemargin.training.nonfinite import Guard
 from widemargin.training.state import TrainState

@@ -79,7 +79,7 @@ OUT_OF_PLACE = _in_place()
 Layer = Convolution | Affine | BatchNorm | Slopes | Sum | Operator
 
 
-class NotLinear(Exception):  # noqa: N818 - not an error: the other way is taken
+class NotSweepable(Exception):  # noqa: N818 - not an error: the other way is taken
     """Something the sweeps cannot account for."""
 
 
@@ -112,7 +112,7 @@ class Call:
         """What the operator gives."""
         result = self.function(*self.args, **self.options)
         if not isinstance(result, Tensor) or not result.is_floating_point():
-            raise NotLinear(f"{self.name} does not give one tensor of real numbers")
+            raise NotSweepable(f"{self.name} does not give one tensor of real numbers")
         return result
 
 
@@ -140,7 +140,7 @@ def _convolution(call: Call) -> Layer:
 def _geometry(call: Call, *, spatial: int) -> tuple[Any, ...]:
     counts = call.argument(3, "stride", 1), call.argument(4, "padding", 0), call.argument(5, "dilation", 1)
     if isinstance(counts[1], str) or call.x.dim() != spatial + 2:
-        raise NotLinear(f"{call.name} with padding {counts[1]!r} of an input of {call.x.dim()} axes")
+        raise NotSweepable(f"{call.name} with padding {counts[1]!r} of an input of {call.x.dim()} axes")
     lists = ([n] if isinstance(n, int) else list(n) for n in counts)
     return *(n * spatial if len(n) == 1 else n for n in lists), call.argument(6, "groups", 1)
 
@@ -154,7 +154,7 @@ def _affine(call: Call) -> Layer:
     weight, bias = call.argument(1, "weight"), call.argument(2, "bias")
     _only_input(call, weight, bias)
     if call.x.dim() < 2 or weight.dim() != 2:
-        raise NotLinear("linear without a batch")
+        raise NotSweepable("linear without a batch")
     return Affine(
         weight=call.kept(weight),
         weight_name=call.parameter(weight),
@@ -219,7 +219,7 @@ def _between(x: Tensor, low: float, high: float) -> Slopes:
 
 def _dropout(call: Call) -> Layer:
     if call.argument(2, "training", True) and call.argument(1, "p", 0.5) > 0:
-        raise NotLinear("dropout is active")
+        raise NotSweepable("dropout is active")
     return Slopes(passes=torch.ones((), dtype=torch.bool, device=call.x.device), elsewhere=0.0)
 
 
@@ -232,7 +232,7 @@ def _sum(call: Call) -> Layer:
 
 def _only_input(call: Call, *others: Tensor | None) -> None:
     if not call.depends(call.x) or any(call.depends(other) for other in others):
-        raise NotLinear(f"{call.name} with a weight that depends on the images")
+        raise NotSweepable(f"{call.name} with a weight that depends on the images")
 
 
 _BY_HAND: dict[str, Callable[[Call], Layer]] = {

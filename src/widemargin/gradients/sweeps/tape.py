@@ -1,7 +1,7 @@
 """Run a model's own forward once and write down what it did: a tape of layers that can be swept in both directions.
 
 Whatever the tape cannot account for (a custom autograd function, a weight computed from parameters, an operator it does
-not know, a tensor from nowhere, what ``no_grad`` hides) raises :class:`NotLinear`, and the caller falls back to double
+not know, a tensor from nowhere, what ``no_grad`` hides) raises ``NotSweepable``, and the caller falls back to double
 backward. Nothing is guessed. Operators that work in place run out of place here; the tensor they would have changed is
 replaced wherever it is used again.
 
@@ -18,7 +18,7 @@ The four stages of a penalty: record, adjoints, tangents, reverse. Run as they a
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from widemargin.gradients.double_backward import eager_operators
 from widemargin.gradients.sweeps.layers import Gradients, Slopes
 from widemargin.gradients.sweeps.operators import Operator, mapped, tensors_in
-from widemargin.gradients.sweeps.rules import NAMES, OUT_OF_PLACE, Call, Function, Layer, NotLinear, layer_of
+from widemargin.gradients.sweeps.rules import NAMES, OUT_OF_PLACE, Call, Function, Layer, NotSweepable, layer_of
 
 _REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__get__
 
@@ -71,7 +71,7 @@ def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor
         with eager_operators(), torch.enable_grad(), recorder:
             logits = recorder.now(model(recorder.images))
     except (RuntimeError, AssertionError) as error:  # such as a hook on an activation: here it has no graph
-        raise NotLinear(f"the forward pass: {error}") from None
+        raise NotSweepable(f"the forward pass: {error}") from None
     tape = _careful(_needed(Tape(recorder.entries, recorder.finish(logits), frozenset(recorder.read))))
     _check_trains(tape)
     if any(isinstance(entry.layer, Operator) for entry in tape.entries):
@@ -83,7 +83,7 @@ def _check_hooks(model: nn.Module) -> None:
     """Hooks on a module's backward pass may change gradients; no such pass is run here."""
     everywhere = nn.modules.module._global_backward_hooks or nn.modules.module._global_backward_pre_hooks
     if everywhere or any(module._backward_hooks or module._backward_pre_hooks for module in model.modules()):
-        raise NotLinear("hooks on the backward pass")
+        raise NotSweepable("hooks on the backward pass")
 
 
 def _check_transforms() -> None:
@@ -91,7 +91,7 @@ def _check_transforms() -> None:
     try:
         torch.func.vjp(torch.neg, torch.zeros(()))
     except RuntimeError as error:
-        raise NotLinear(str(error)) from None
+        raise NotSweepable(str(error)) from None
 
 
 def _check_trains(tape: Tape) -> None:
@@ -99,7 +99,7 @@ def _check_trains(tape: Tape) -> None:
     acting = ["weight_name", "factors"]
     moving = ["bias_name", "names"] if tape.curved else []  # what is added acts by moving activations along a curve
     if not any(getattr(entry.layer, name, None) for entry in tape.entries for name in acting + moving):
-        raise NotLinear("no parameter that is trained changes an input gradient")
+        raise NotSweepable("no parameter that is trained changes an input gradient")
 
 
 def _needed(tape: Tape) -> Tape:
@@ -153,9 +153,9 @@ class _Recorder(TorchFunctionMode):
     def finish(self, logits: Any) -> int:
         """The number of the logits; nothing on the tape was changed behind its back."""
         if not isinstance(logits, Tensor) or id(logits) not in self.number:
-            raise NotLinear("the logits do not come from the images by operators it knows")
+            raise NotSweepable("the logits do not come from the images by operators it knows")
         if any(_version(tensor) != version for tensor, version in self.versions):
-            raise NotLinear("an activation or a parameter was changed in place")
+            raise NotSweepable("an activation or a parameter was changed in place")
         return self.number[id(logits)]
 
     def __torch_function__(
@@ -188,7 +188,7 @@ class _Recorder(TorchFunctionMode):
         versions = [_version(tensor) for tensor in may_not_change]
         result = func(*args, **options)
         if versions != [_version(tensor) for tensor in may_not_change]:
-            raise NotLinear("a constant into which an activation or a parameter is written")
+            raise NotSweepable("a constant into which an activation or a parameter is written")
         outputs = tensors_in(result)
         self._know([output for output in outputs if constant or not _has_fractions(output)])
         self.aliased |= {id(t) for t in tensors if self._depends(t) and any(_share(t, output) for output in outputs)}
@@ -199,10 +199,10 @@ class _Recorder(TorchFunctionMode):
         options = {key: value for key, value in options.items() if key != "inplace"}
         old: Any = args[0] if args else None
         if not self._depends(old) or id(old) in self.aliased:
-            raise NotLinear("an operator in place on a tensor that others may see")
+            raise NotSweepable("an operator in place on a tensor that others may see")
         new = self._recorded(OUT_OF_PLACE.get(func, func), args, options)
         if new.shape != old.shape or new.dtype != old.dtype:
-            raise NotLinear("an operator in place that changes shape or type")
+            raise NotSweepable("an operator in place that changes shape or type")
         self.alive.append(given[0])
         same = [key for key, tensor in self.replaced.items() if tensor is old]
         self.replaced |= dict.fromkeys([id(given[0]), id(old), *same], new)
@@ -212,7 +212,7 @@ class _Recorder(TorchFunctionMode):
         tensors = tensors_in((args, options))
         name = NAMES.get(func, "")
         if not name or not all(map(self._is_known, tensors)):
-            raise NotLinear(f"{name or func} of a tensor computed from parameters, or from outside the model")
+            raise NotSweepable(f"{name or func} of a tensor computed from parameters, or from outside the model")
         call = Call(name, func, args, options, self._depends, self._parameter, self._kept)
         with torch.no_grad():
             layer = layer_of(call)
@@ -257,7 +257,7 @@ def _refuse_effects(func: Function, options: dict[str, Any]) -> None:
     name = getattr(func, "__name__", str(func))
     changes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__set")
     if changes or options.get("out") is not None or name in ("numpy", "__array__"):
-        raise NotLinear(f"no rule for {name} on an activation")
+        raise NotSweepable(f"no rule for {name} on an activation")
 
 
 def _has_fractions(tensor: Tensor) -> bool:
@@ -333,37 +333,9 @@ def _add(at: Values, vectors: "zip[tuple[int, Tensor | None]]") -> None:
             at[number] = at[number] + vector if number in at else vector
 
 
-class Stages(Protocol):
-    """What :func:`squared_products` asks of a network; a tape is whatever ``record`` made of it."""
-
-    def record(self, x: Tensor, *, keep_activations: bool) -> tuple[Tensor, Any]:
-        """(logits, tape)."""
-        ...
-
-    def adjoints(self, tape: Any, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """(g, adjoints)."""
-        ...
-
-    def tangents(self, tape: Any, adjoints: list[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
-        """(J v, gradients, bends)."""
-        ...
-
-    def reverse(self, tape: Any, bends: Values) -> Gradients:
-        """The gradients through the activations."""
-        ...
-
-    def output(self, tape: Any) -> int:
-        """The number of the logits."""
-        ...
-
-    def reads(self, tape: Any) -> frozenset[str]:
-        """The names of the parameters that the tape reads."""
-        ...
-
-
 @dataclass(frozen=True)
-class EagerStages:
-    """The stages of a model, operator by operator."""
+class EagerSweeps:
+    """The sweeps of a model, operator by operator (``types.Sweeps``)."""
 
     model: nn.Module
     trained: frozenset[str]

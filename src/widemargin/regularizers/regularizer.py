@@ -1,0 +1,48 @@
+"""The base of the penalties on input gradients: sum_m ||J^T c_m||^2 per sample, each penalty with its own vectors c.
+
+J = dz/dx is the logits' input Jacobian (K, D). How the squares and their gradient are computed: ``gradients``.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from widemargin.gradients.double_backward import uncompiled
+from widemargin.gradients.squared_norms import Cotangents, squared_input_gradients, squared_input_gradients_value
+
+
+class InputGradientPenalty:
+    """A subclass says which vectors; the owner in messages is its name."""
+
+    constant = True
+    """Whether the vectors, though computed from the logits, count as constants for the gradient."""
+
+    @uncompiled
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(B,), differentiable in the parameters."""
+        return squared_input_gradients(
+            type(self).__name__,
+            model,
+            x,
+            self._cotangents(x, y, generator),
+            at_once=self._at_once(training=True),
+            constant=self.constant,
+        )
+
+    @uncompiled
+    def value(
+        self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(B,), without a graph."""
+        cotangents, at_once = self._cotangents(x, y, generator), self._at_once(training=False)
+        return squared_input_gradients_value(type(self).__name__, model, x, cotangents, at_once=at_once)
+
+    def _cotangents(self, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> Cotangents:
+        """logits (B, K) -> the vectors c (M, B, K)."""
+        raise NotImplementedError
+
+    def _at_once(self, *, training: bool) -> int:
+        """How many of the M vectors memory is asked for at a time."""
+        del training
+        return 16
