@@ -10,7 +10,7 @@ help:
 	@echo "make demo       train the paper's MLP twice on embedded digits, attack both, draw the margins"
 	@echo "make test       the tests (lint and types: make lint typecheck)"
 	@echo "make test-long  the long ones: readers under tens of thousands of broken files, several processes over every method"
-	@echo "make bench      what EMR costs on this machine, as ratios"
+	@echo "make bench      what a step, EMR and the evaluator cost on this machine"
 	@echo "make setup      only the virtual environment in $(VENV)"
 
 setup: $(READY)
@@ -43,8 +43,9 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 bench: setup
-	$(BIN)/python benchmarks/emr_cost.py
-	$(BIN)/python benchmarks/evaluator_overhead.py
+	$(BIN)/python -m benchmarks step --emr approximate
+	$(BIN)/python -m benchmarks emr-cost
+	$(BIN)/python -m benchmarks evaluator-overhead
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache

@@ -3,20 +3,22 @@
 Every variant is timed in turn, round after round, so that a busy machine slows all of them alike; medians are compared.
 """
 
-import argparse
 import json
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
+import typer
 from torch import Tensor, nn
 
 from benchmarks.naive import naive_penalty
 from benchmarks.timing import Clock, Phases, Step, interleaved
-from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
-from widemargin.models import MLP
+from widemargin.cli.options import Json
+from widemargin.core.checks import check_count
+from widemargin.core.screen import console_for, show_table
+from widemargin.models.mlp import MLP
+from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
 from widemargin.types import Regularizer
 
 
@@ -56,18 +58,15 @@ def medians(steps: dict[str, Step], rounds: int) -> dict[str, float]:
     """Median seconds of each step over interleaved rounds, after one warm-up."""
     for step in steps.values():
         step()
-    with Phases(Console(stderr=True)) as phases:
+    with Phases(console_for(stderr=True)) as phases:
         phases.say("timing", rounds)
         times = interleaved(steps, Clock(torch.device("cpu")), rounds, phases.advance)
     return {name: timing.median for name, timing in times.items()}
 
 
-def main() -> None:
-    """Time, compare with the bars, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def emr_cost(rounds: Annotated[int, typer.Option(help="How often each is timed.")] = 15, as_json: Json = False) -> None:
+    """What each form of EMR costs on this machine's CPU, as ratios measured in one run."""
+    check_count("--rounds", rounds)
     torch.manual_seed(0)
     model = MLP()
     x, y = torch.rand(100, 1, 28, 28), torch.randint(0, 10, (100,))
@@ -81,25 +80,19 @@ def main() -> None:
     steps["step + exact, plain loop"] = training_step(model, x, y, plain_loop)
     steps["exact alone"] = penalty_only(model, x, ExactEMR())
     steps["exact alone, plain loop"] = penalty_only(model, x, plain_loop)
-    seconds = medians(steps, options.rounds)
+    seconds = medians(steps, rounds)
     ratios = {
         "step + approximate / plain step": seconds["step + approximate"] / seconds["plain step"],
         "step + stochastic / plain step": seconds["step + stochastic"] / seconds["plain step"],
         "step + exact / plain step": seconds["step + exact"] / seconds["plain step"],
         "exact, plain loop / exact": seconds["exact alone, plain loop"] / seconds["exact alone"],
     }
-    if options.json:
-        print(json.dumps({"seconds": seconds, "ratios": ratios, "threads": torch.get_num_threads()}, indent=2))
+    if as_json:
+        typer.echo(json.dumps({"seconds": seconds, "ratios": ratios, "threads": torch.get_num_threads()}, indent=2))
         return
-    table = Table("what", "ms", title=f"MLP 4 x 1024, batch 100, 10 classes, {torch.get_num_threads()} threads")
-    for name, value in seconds.items():
-        table.add_row(name, f"{1000 * value:.1f}")
-    goals = Table("ratio", "measured", "bar", title="ratios of this run")
+    times = [(name, f"{1000 * value:.1f}") for name, value in seconds.items()]
+    title = f"MLP 4 x 1024, batch 100, 10 classes, {torch.get_num_threads()} threads"
+    show_table(console_for(), ("what", "ms"), times, title=title)
     bars = ("at most 2.8", "at most 2.8", "-", "at least 1.3")
-    for (name, value), bar in zip(ratios.items(), bars, strict=True):
-        goals.add_row(name, f"{value:.2f}", bar)
-    Console().print(table, goals)
-
-
-if __name__ == "__main__":
-    main()
+    goals = [(name, f"{value:.2f}", bar) for (name, value), bar in zip(ratios.items(), bars, strict=True)]
+    show_table(console_for(), ("ratio", "measured", "bar"), goals, title="ratios of this run")

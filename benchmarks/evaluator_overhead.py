@@ -1,16 +1,18 @@
 """What our evaluator adds to the bare AutoAttack backend: the same attack, timed in turn, round after round."""
 
-import argparse
 import logging
 import statistics
 import time
+from typing import Annotated
 
 import torch
+import typer
 from pyautoattack import AutoAttack
-from rich.console import Console
 from torch import nn
 
-from widemargin import evaluate
+from widemargin.core.checks import check_count
+from widemargin.core.screen import console_for, say
+from widemargin.evaluation.evaluator import evaluate
 
 
 def network() -> nn.Module:
@@ -22,19 +24,23 @@ def network() -> nn.Module:
     ).eval()  # fmt: skip
 
 
-def main() -> None:
-    """Print both medians, their ratio, and the spread of the bare backend as the yardstick."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--images", type=int, default=50)
-    options = parser.parse_args()
+def evaluator_overhead(
+    rounds: Annotated[int, typer.Option(help="How often each is timed.")] = 3,
+    images: Annotated[int, typer.Option(help="Images attacked.")] = 50,
+) -> None:
+    """What the evaluator adds to the bare AutoAttack backend: the same attack, timed in turn.
+
+    Both medians, their ratio, and the spread of the bare backend as the yardstick.
+    """
+    check_count("--rounds", rounds)
+    check_count("--images", images)
     logging.disable(logging.INFO)
     model = network()
-    x = torch.rand(options.images, 1, 28, 28)
+    x = torch.rand(images, 1, 28, 28)
     y = model(x).argmax(1)
     bare: list[float] = []
     ours: list[float] = []
-    for _ in range(options.rounds):
+    for _ in range(rounds):
         began = time.perf_counter()
         AutoAttack(model, norm="Linf", eps=0.01, seed=0, version="standard").run_standard_evaluation(
             x, y, batch_size=50
@@ -45,12 +51,8 @@ def main() -> None:
         ours.append(time.perf_counter() - began)
     ratio = statistics.median(ours) / statistics.median(bare)
     spread = (max(bare) - min(bare)) / statistics.median(bare)
-    Console().print(
+    say(
+        console_for(),
         f"bare backend {statistics.median(bare):.2f} s, evaluator {statistics.median(ours):.2f} s: ratio {ratio:.3f}; "
         f"the bare backend alone varies by {100 * spread:.0f}%",
-        highlight=False,
     )
-
-
-if __name__ == "__main__":
-    main()

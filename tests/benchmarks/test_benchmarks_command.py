@@ -1,9 +1,10 @@
-"""``widemargin bench`` as a user gives it, with a small network in the MLP's place."""
+"""``python -m benchmarks`` as a user gives it, with a small network in the MLP's place."""
 
 import json
 from functools import partial
 
 import pytest
+from benchmarks.__main__ import BENCHMARKS
 
 from widemargin.models import MODELS, MLPConfig
 
@@ -16,13 +17,13 @@ def small_mlp(monkeypatch):
 
 
 def measured(command, *arguments):
-    answer = command("bench", *arguments, "--json")
+    answer = command(BENCHMARKS, *arguments, "--json")
     assert answer.code == 0, answer.err
     return json.loads(answer.out)
 
 
 def test_the_record_has_what_was_measured(command, small_mlp):
-    found = measured(command, *SMALL, "--emr", "approximate")
+    found = measured(command, "step", *SMALL, "--emr", "approximate")
     assert found["device"].startswith("cpu, ")
     assert found["plan"] == "eager, float32"
     assert (found["model"], found["objective"], found["emr"], found["batch_size"]) == ("mlp", "at", "approximate", 3)
@@ -43,7 +44,7 @@ def test_the_record_has_what_was_measured(command, small_mlp):
 
 
 def test_without_penalty_and_loop(command, small_mlp):
-    found = measured(command, *SMALL, "--objective", "st", "--engine", "fast", "--no-naive")
+    found = measured(command, "step", *SMALL, "--objective", "st", "--engine", "fast", "--no-naive")
     assert found["penalty"] is None
     assert found["naive"] is None
     assert found["plan"] == "fast, float32"
@@ -51,17 +52,17 @@ def test_without_penalty_and_loop(command, small_mlp):
 
 @pytest.mark.parametrize("objective", ["trades", "mart", "mail", "lbgat"])
 def test_every_objective_runs(command, small_mlp, objective):
-    assert measured(command, *SMALL, "--objective", objective)["naive"]["ratio"] > 0
+    assert measured(command, "step", *SMALL, "--objective", objective)["naive"]["ratio"] > 0
 
 
 def test_igr_and_the_hypersphere_head(command, small_mlp):
-    found = measured(command, *SMALL, "--igr", "--head", "he")
+    found = measured(command, "step", *SMALL, "--igr", "--head", "he")
     assert found["penalty"]["name"] == "igr"
     assert (found["igr"], found["head"]) == (True, "he")
 
 
 def test_the_table_and_what_goes_where(command, small_mlp):
-    answer = command("bench", *SMALL, "--emr", "stochastic")
+    answer = command(BENCHMARKS, "step", *SMALL, "--emr", "stochastic")
     assert answer.code == 0
     for words in (
         "AT + stochastic EMR: mlp, batch 3",
@@ -78,13 +79,13 @@ def test_the_table_and_what_goes_where(command, small_mlp):
 
 def test_a_network_with_convolutions_has_their_ceiling(command):
     flags = ("--model", "cnn", "--batch-size", "2", "--rounds", "1", "--device", "cpu", "--objective", "st")
-    found = measured(command, *flags)
+    found = measured(command, "step", *flags)
     reached = 100 * found["tflops"] / found["convolution_ceiling_tflops"]
     assert found["convolution_ceiling_percent"] == pytest.approx(reached)
 
 
 def test_the_papers_table(command, small_mlp):
-    found = measured(command, "--paper", *SMALL)
+    found = measured(command, "paper", *SMALL)
     assert [row["row"] for row in found["rows"]][::4] == ["AT", "TRADES"]
     assert len(found["rows"]) == 8
     first = found["rows"][0]
@@ -92,31 +93,40 @@ def test_the_papers_table(command, small_mlp):
     assert found["rows"][3]["published_ratio"] == pytest.approx(3.22 / 2.46)
     for row in found["rows"]:
         assert row["ratio"] == pytest.approx(row["step_ms"]["median"] / first["step_ms"]["median"])
-    answer = command("bench", "--paper", *SMALL)
+    answer = command(BENCHMARKS, "paper", *SMALL)
     assert "measured with mlp; the paper's times are those of WRN-34-10" in answer.text
     assert "TRADES+EMR" in answer.text
     assert "1.31" in answer.text
 
 
 MISTAKES = {
-    "unknown model": (("--model", "resnet19"), "--model must be one of 'mlp', 'cnn', 'resnet18'"),
-    "unknown objective": (("--objective", "pgd"), "--objective must be one of 'st', 'at', 'trades'"),
+    "unknown model": (("step", "--model", "resnet19"), "--model must be one of 'mlp', 'cnn', 'resnet18'"),
+    "unknown objective": (("step", "--objective", "pgd"), "--objective must be one of 'st', 'at', 'trades'"),
     "unknown emr": (
-        ("--emr", "approx"),
+        ("step", "--emr", "approx"),
         "--emr must be one of 'none', 'exact', 'approximate', 'stochastic', got 'approx'",
     ),
-    "unknown head": (("--head", "hypersphere"), "--head must be one of 'linear', 'he'"),
-    "unknown engine": (("--engine", "faster"), "--engine must be one of"),
-    "no images": (("--batch-size", "0"), "--batch-size must be a whole number of at least 1, got 0"),
-    "no rounds": (("--rounds", "0"), "--rounds must be a whole number of at least 1, got 0"),
-    "no such device": (("--device", "gpu"), "--device 'gpu' cannot be used here"),
-    "a head without a label loss": (("--objective", "lbgat", "--head", "he"), "use --head linear or another objective"),
-    "paper and emr": (("--paper", "--emr", "exact"), "--emr: no effect with --paper"),
-    "paper and more": (("--paper", "--igr", "--no-naive"), "--igr and --no-naive: no effect with --paper"),
+    "unknown head": (("step", "--head", "hypersphere"), "--head must be one of 'linear', 'he'"),
+    "unknown engine": (("step", "--engine", "faster"), "--engine must be one of"),
+    "no images": (("step", "--batch-size", "0"), "--batch-size must be a whole number of at least 1, got 0"),
+    "no rounds": (("step", "--rounds", "0"), "--rounds must be a whole number of at least 1, got 0"),
+    "no such device": (("step", "--device", "gpu"), "--device 'gpu' cannot be used here"),
+    "a head without a label loss": (
+        ("step", "--objective", "lbgat", "--head", "he"),
+        "use --head linear or another objective",
+    ),
+    "an emr of the paper": (("paper", "--emr", "exact"), "No such option"),
+    "no images of the paper": (("paper", "--batch-size", "0"), "--batch-size must be a whole number of at least 1"),
+    "no rounds of emr": (("emr-cost", "--rounds", "0"), "--rounds must be a whole number of at least 1, got 0"),
+    "no rounds of attacks": (("evaluator-overhead", "--rounds", "-1"), "--rounds must be a whole number of at least 1"),
+    "no such verb": (("steps",), "No such command 'steps'"),
+    "huge": (("step", "--batch-size", str(10**20)), "--batch-size must be a whole number below 2^63"),
+    "beyond sizes": (("step", "--batch-size", str(10**18), "--model", "mlp"), "not enough memory: "),
+    "beyond memory": (("step", "--batch-size", str(10**12), "--model", "mlp"), "not enough memory: "),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_refused_in_a_line(refused, mistake):
     options, says = MISTAKES[mistake]
-    assert says in refused("bench", *options)
+    assert says in refused(BENCHMARKS, *options)

@@ -31,8 +31,6 @@ VERBS = {
         "--quick",
         "best",
     ),
-    "results": ("DIR", "--into", "weights"),
-    "bench": ("--model", "--objective", "--emr", "--engine", "--rounds", "--paper", "--no-naive", "--json"),
 }
 
 

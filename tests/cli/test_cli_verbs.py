@@ -4,12 +4,16 @@ import inspect
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
+from benchmarks.__main__ import BENCHMARKS
+from paper.__main__ import PAPER
 
-from widemargin.cli.main import VERBS, load
+from widemargin.cli.main import VERBS, WIDEMARGIN
 
+ROOT = Path(__file__).parents[2]
 LIGHT = """
 import sys
 from widemargin.cli.main import run
@@ -48,10 +52,26 @@ def test_a_command_loads_itself_and_no_other(tmp_path):
     assert not {verb.module for verb in VERBS.values()} - {"widemargin.cli.recipes"} & {*done.stderr.split()}
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_what_the_list_says_is_what_the_command_says(name):
-    verb = VERBS[name]
+@pytest.mark.parametrize("package", ["paper", "benchmarks"])
+@pytest.mark.parametrize(("arguments", "code"), [((), 0), (("--help",), 0), (("--nosuch",), 2)])
+def test_the_repositorys_own_commands_need_no_torch_for_help(package, arguments, code):
+    line = [sys.executable, "-X", "importtime", "-m", package, *arguments]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert f"python -m {package}" in done.stdout + done.stderr
+    assert {line.split("|")[-1].strip() for line in done.stderr.splitlines()} & {
+        "torch",
+        f"{package}.commands",
+    } == set()
+
+
+ALL = [(line, name) for line in (WIDEMARGIN, PAPER, BENCHMARKS) for name in line.verbs]
+
+
+@pytest.mark.parametrize(("line", "name"), ALL, ids=[f"{line.name} {name}" for line, name in ALL])
+def test_what_the_list_says_is_what_the_command_says(line, name):
+    verb = line.verbs[name]
     found = getattr(import_module(verb.module), verb.name)
     own = str(found.info.help) if isinstance(found, typer.Typer) else inspect.getdoc(found)
     assert verb.help == " ".join(own.split("\n\n")[0].split())
-    assert load(name).help.startswith(verb.help.split(",")[0])
+    assert verb.load().help.startswith(verb.help.split(",")[0])

@@ -12,13 +12,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from benchmarks.__main__ import BENCHMARKS
 from PIL import Image
 
 from widemargin.attacks import attack_named
 from widemargin.cli import demo as demo_module
 from widemargin.cli import main as main_module
 from widemargin.cli import margins as margins_module
-from widemargin.cli.main import VERBS
+from widemargin.cli.main import VERBS, CommandLine
 from widemargin.cli.margins import own_attack
 from widemargin.config import EMRConfig
 from widemargin.config.toml import read_toml, to_toml
@@ -473,8 +474,19 @@ PIPED = {
     "evaluate": ("evaluate", "RUN", "--limit", "9", "--eps", "1/255,2/255,3/255,4/255,5/255,6/255,7/255", "--out", "o"),
     "margins": ("margins", "RUN", "--limit", "9", "--picture", "x" * 100 + ".png"),
     "sweep": ("sweep", "RECIPE", "--grid", "data.train_limit=30,40", "--grid", "optimizer.lr=0.1", "--out", "x" * 90),
-    "bench": ("bench", "--model", "mlp", "--batch-size", "2", "--rounds", "1", "--emr", "approximate"),
-    "bench --paper": ("bench", "--paper", "--model", "mlp", "--batch-size", "2", "--rounds", "1"),
+    "python -m benchmarks step": (
+        BENCHMARKS,
+        "step",
+        "--model",
+        "mlp",
+        "--batch-size",
+        "2",
+        "--rounds",
+        "1",
+        "--emr",
+        "approximate",
+    ),
+    "python -m benchmarks paper": (BENCHMARKS, "paper", "--model", "mlp", "--batch-size", "2", "--rounds", "1"),
     "report": ("report", "RUN", "--out", "x" * 100 + ".html"),
     "reproduce": ("reproduce", "table1", "--quick", "--rows", "st-wd0.1", "--out", "x" * 100),
 }
@@ -486,7 +498,7 @@ PIPED = {
 def test_what_goes_into_a_pipe_is_neither_wrapped_nor_cut(
     command, recipe, trained, tmp_path, monkeypatch, verb, columns
 ):
-    if verb.startswith("bench"):
+    if BENCHMARKS in PIPED[verb]:
         monkeypatch.setitem(MODELS, "mlp", partial(MLPConfig, hidden=(16,)))
     lines = []
     for width in (columns, "1000"):
@@ -494,7 +506,7 @@ def test_what_goes_into_a_pipe_is_neither_wrapped_nor_cut(
         folder = tmp_path / str(width)
         folder.mkdir()
         monkeypatch.chdir(folder)
-        answer = command(*({"RECIPE": recipe, "RUN": trained}.get(argument, argument) for argument in PIPED[verb]))
+        answer = command(*(recipe if word == "RECIPE" else trained if word == "RUN" else word for word in PIPED[verb]))
         assert answer.code == 0, answer.err
         said = re.sub(r"[^\x20-\x7e\n…]", "", re.sub(r"-?[\d.,]+(e[+-]?\d+)?|[GT]FLOP", "0", answer.out + answer.err))
         lines.append([line.split() for line in said.splitlines()])
@@ -536,7 +548,7 @@ def test_an_interrupt_speaks_of_the_verb(monkeypatch, capsys, verb):
     def interrupted(**kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main_module, "app", interrupted)
+    monkeypatch.setattr(CommandLine, "app", lambda line: interrupted)
     assert main_module.run([verb]) == 130
     assert capsys.readouterr().err == f"widemargin: {VERBS[verb].interrupted}\n"
     assert ("training run" in VERBS[verb].interrupted) == (verb == "train")
@@ -546,6 +558,6 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):
     def broken(**kwargs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(main_module, "app", broken)
+    monkeypatch.setattr(CommandLine, "app", lambda line: broken)
     with pytest.raises(RuntimeError, match="a bug"):
         main_module.run(["recipes"])

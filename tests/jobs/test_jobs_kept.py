@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from paper.__main__ import PAPER
 
 from widemargin.cli.main import run
 from widemargin.config.checkpoint import load_checkpoint
@@ -115,7 +116,7 @@ def test_it_is_judged_later_and_collected_like_every_row(out, tmp_path):
         (whole / "result.json").write_text(
             json.dumps(dict(list(result.items())[:-1]) | {"quick": False, "training_seconds": 3600.0})
         )
-    assert run(["results", str(tmp_path / "runs"), "--into", str(tmp_path / "results")]) == 0
+    assert run(["collect", str(tmp_path / "runs"), "--into", str(tmp_path / "results")], PAPER) == 0
     kept = tmp_path / "results" / "rows" / f"cifar-resnet18-{AVERAGED}" / "seed-0"
     assert json.loads((kept / "evaluation.json").read_text())["name"] == f"cifar-resnet18/{AVERAGED}"
     page = (tmp_path / "results" / "README.md").read_text()

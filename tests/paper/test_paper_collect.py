@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from paper.__main__ import PAPER
 from paper.collect import circumstances, collect, kinds, read_tree
 
 from job_folders import write_job
@@ -89,7 +90,7 @@ def test_unfinished_and_crashed_jobs_are_named_and_left_out(tmp_path, capsys):
     crashed = runs / "mnist-mlp-at-wd0.01" / "seed-0"
     crashed.mkdir(parents=True)
     (crashed / "output.txt").write_text("RuntimeError: the device is on fire\n")
-    assert run(["results", str(runs), "--into", str(tmp_path / "results")]) == 0
+    assert run(["collect", str(runs), "--into", str(tmp_path / "results")], PAPER) == 0
     said = capsys.readouterr().err
     assert "collected 1 jobs" in said
     assert "left out, not finished: 2" in said
@@ -99,7 +100,8 @@ def test_unfinished_and_crashed_jobs_are_named_and_left_out(tmp_path, capsys):
 
 class TestRefusals:
     def refused(self, capsys, *arguments):
-        assert run(["results", *map(str, arguments)]) == 2
+        verb = "page" if arguments[0] == "--into" else "collect"
+        assert run([verb, *map(str, arguments)], PAPER) == 2
         return capsys.readouterr().err
 
     def test_a_quick_run(self, tmp_path, capsys):

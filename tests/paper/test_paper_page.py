@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from paper.__main__ import paper_tables
+from paper.__main__ import PAPER
 from paper.collect import collect, read_tree
+from paper.commands import paper_tables
 from paper.page import by_recipe, generate
 from paper.plans import CURVES, GROUPS
 from paper.rows import PaperTable
@@ -69,7 +70,7 @@ def test_pictures_for_which_nothing_is_left_go_and_others_stay(into):
 
 
 def test_the_command_has_every_table_of_the_paper(into, capsys):
-    assert run(["results", "--into", str(into)]) == 0
+    assert run(["page", "--into", str(into)], PAPER) == 0
     page = (into / "README.md").read_text()
     not_run = page.split("## Not run yet\n")[1].split("\n## ")[0]
     for table in all_tables().values():

@@ -1,15 +1,15 @@
-"""The commands by name, each loaded when it is called: help and mistakes need not wait for torch, which takes seconds.
+"""The command line: its verbs, each loaded when it is called, and what becomes of mistakes and interrupts.
 
-What ``widemargin --help`` says of a command is the first paragraph of that command's own help, written down here.
-
-The command ``widemargin``; it ends with 0, or with 2 and one clear line when a person can put it right.
+Help and mistakes need not wait for torch, which takes seconds: what ``--help`` says of a verb is the first paragraph of
+that verb's own help, written down here. A command ends with 0, or with 2 and one clear line when a person can put it
+right. ``python -m paper`` and ``python -m benchmarks``, of the repository alone, are command lines of this kind too.
 """
 
 import errno
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -24,10 +24,14 @@ from widemargin.core.signals import NOT_BEGUN, InterruptionError, begin_work, en
 from widemargin.core.versions import own_version
 from widemargin.errors import InputError, WidemarginWarning
 
+GOES_ON = "interrupted; the same command goes on where it stopped"
+INTERRUPTED = 130
+READ_ENOUGH = 141  # as after SIGPIPE
+
 
 @dataclass(frozen=True)
 class Verb:
-    """Where a command is: the module, and in it a function or a ``typer.Typer`` with commands of its own."""
+    """Where a verb is: the module, and in it a function or a ``typer.Typer`` with verbs of its own."""
 
     module: str
     name: str
@@ -35,8 +39,78 @@ class Verb:
     interrupted: str = "interrupted; the same command begins anew"
     """What a person who pressed Ctrl-C wants to know."""
 
+    def load(self) -> Any:
+        """The real command, as typer builds it."""
+        found = getattr(import_module(self.module), self.name)
+        if isinstance(found, typer.Typer):
+            return get_group(found)
+        app = typer.Typer(add_completion=False)
+        app.command(self.name)(found)
+        return get_command(app)
 
-GOES_ON = "interrupted; the same command goes on where it stopped"
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Verbs under one name; ``replaced`` says what to run in place of verbs of earlier versions."""
+
+    name: str
+    help: str
+    verbs: Mapping[str, Verb]
+    replaced: Mapping[str, str] = field(default_factory=dict)
+
+    def app(self) -> typer.Typer:
+        """Every verb, not loaded yet."""
+        app = typer.Typer(
+            name=self.name,
+            help=self.help,
+            no_args_is_help=True,
+            add_completion=False,
+            pretty_exceptions_enable=False,
+        )
+        app.callback(help=self.help)(_common)
+        for name, verb in self.verbs.items():
+            app.command(name, cls=_loaded_when_called(verb), help=verb.help)(lambda: None)
+        return app
+
+    def asked(self, arguments: Sequence[str]) -> str:
+        """The verb among the arguments, if any."""
+        return next((argument for argument in arguments if argument in self.verbs), "")
+
+
+def _loaded_when_called(verb: Verb) -> type[TyperCommand]:
+    class Deferred(TyperCommand):
+        """Stands in a list of verbs for the real one, and becomes it when it is called."""
+
+        def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+            """The context of the real command, which its group then invokes."""
+            context = verb.load().make_context(info_name, args, parent, **extra)
+            begin_work(verb.interrupted)
+            return context
+
+    return Deferred
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"widemargin {own_version()}")
+        raise typer.Exit
+
+
+def _common(
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="MODULE", help="A module of yours that adds models, losses, heads or data."),
+    ] = None,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_version, help="Print the version and a digest of the code."),
+    ] = False,
+) -> None:
+    del version
+    IMPORTED.clear()
+    for name in modules or []:
+        import_own(name)
+
 
 VERBS = {
     "demo": Verb(
@@ -74,143 +148,60 @@ VERBS = {
         "report",
         "Write one HTML page that needs no network, and its tables as Markdown, CSV and LaTeX; unfinished runs too.",
     ),
-    "results": Verb(
-        "paper.__main__",
-        "results",
-        "Collect finished jobs (no weights; the same job again replaces it), then write the page and its figures.",
-    ),
     "sweep": Verb(
         "widemargin.cli.sweep",
         "sweep",
         "Run every point of a grid once; start the same command on more machines and they share the work.",
         interrupted=GOES_ON,
     ),
-    "bench": Verb(
-        "benchmarks.__main__",
-        "bench",
-        "Time a training step on synthetic images; set it against the machine's ceilings and a loop written by hand.",
-    ),
     "recipes": Verb("widemargin.cli.recipes", "recipes_app", "List the recipes; 'recipes show NAME' prints one."),
 }
-
-
-class Deferred(TyperCommand):
-    """Stands in a list of commands for the one of its name, and becomes it when it is called."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of the real command, which its group then invokes."""
-        context = load(str(self.name)).make_context(info_name, args, parent, **extra)
-        begin_work(VERBS[str(self.name)].interrupted)
-        return context
-
-
-def add_verbs(app: typer.Typer) -> None:
-    """Every command, not loaded yet."""
-    for name, verb in VERBS.items():
-        app.command(name, cls=Deferred, help=verb.help)(_nothing)
-
-
-def load(name: str) -> Any:
-    """The real command of that name, as typer builds it."""
-    verb = VERBS[name]
-    found = getattr(import_module(verb.module), verb.name)
-    if isinstance(found, typer.Typer):
-        return get_group(found)
-    alone = typer.Typer(add_completion=False)
-    alone.command(name)(found)
-    return get_command(alone)
-
-
-def _nothing() -> None:
-    """What a command does until it is loaded."""
-
-
-INTERRUPTED = 130
-READ_ENOUGH = 141  # as after SIGPIPE
-
-app = typer.Typer(
-    name="widemargin",
-    help="Train image classifiers whose decision boundary is far from the data, measure how far, test it under attack.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+WIDEMARGIN = CommandLine(
+    "widemargin",
+    "Train image classifiers whose decision boundary is far from the data, measure how far, test it under attack.",
+    VERBS,
+    replaced={"results": "python -m paper collect", "bench": "python -m benchmarks step"},
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"widemargin {own_version()}")
-        raise typer.Exit
-
-
-@app.callback()
-def common(
-    modules: Annotated[
-        list[str] | None,
-        typer.Option("--import", metavar="MODULE", help="A module of yours that adds models, losses, heads or data."),
-    ] = None,
-    version: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_version, help="Print the version and a digest of the code."),
-    ] = False,
-) -> None:
-    """Train image classifiers whose decision boundary is far from the data, measure how far, test it under attack."""
-    del version
-    IMPORTED.clear()
-    for name in modules or []:
-        import_own(name)
-
-
-add_verbs(app)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, line: CommandLine = WIDEMARGIN) -> None:
     """Run the command line and exit."""
     out = lasting_streams()
-    code = run(sys.argv[1:] if arguments is None else arguments)
+    code = run(sys.argv[1:] if arguments is None else arguments, line)
     end_work()
     sys.stdout.flush()
-    if out.failure is not None and code == 0:
-        code = _unwritten(out.failure)
+    if out.failure is not None and code == 0:  # standard output took not all of it
+        read_enough = out.failure.errno == errno.EPIPE  # which is no mistake
+        why = f"cannot write to standard output: {out.failure.strerror}; the rest is done, what it says is lost"
+        code = READ_ENOUGH if read_enough else _refuse(why)
     sys.exit(code)
 
 
-def _unwritten(failure: OSError) -> int:
-    """Standard output took not all of it; that its reader has seen enough is no mistake."""
-    if failure.errno == errno.EPIPE:
-        return READ_ENOUGH
-    return _refuse(f"cannot write to standard output: {failure.strerror}; the rest is done, what it says is lost")
-
-
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], line: CommandLine = WIDEMARGIN) -> int:
     """Run one command; returns the exit code."""
     with warnings.catch_warnings():  # which also puts the usual display back
         warnings.showwarning = _display(warnings.showwarning)
-        return _run(arguments)
-
-
-def _run(arguments: Sequence[str]) -> int:
-    try:
-        code = app(args=list(arguments) or ["--help"], prog_name="widemargin", standalone_mode=False)
-    except InputError as error:
-        return _refuse(str(error))
-    except InterruptionError as interrupt:
-        _say(str(interrupt))
-        return interrupt.code
-    except OSError as error:  # a name too long, a folder deleted under us, a disk: not for us to put right
-        where = error.filename if error.filename is not None else "what was asked for"
-        return _refuse(str(refused(f"use {where}", error)))
-    except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # the parser's own errors have it, whichever parser typer carries
-            if _is_about_memory(error):
-                reason = next(iter(str(error).splitlines()), "no more to be had")
-                return _refuse(f"not enough memory: {reason}; use smaller batches, fewer images or a smaller network")
-            raise
-        return _refuse(_usage(error.format_message(), getattr(error, "ctx", None), arguments))
+        try:
+            code = line.app()(args=list(arguments) or ["--help"], prog_name=line.name, standalone_mode=False)
+        except InputError as error:
+            return _refuse(str(error))
+        except InterruptionError as interrupt:
+            _say(str(interrupt))
+            return interrupt.code
+        except OSError as error:  # a name too long, a folder deleted under us, a disk: not for us to put right
+            where = error.filename if error.filename is not None else "what was asked for"
+            return _refuse(str(refused(f"use {where}", error)))
+        except (KeyboardInterrupt, typer.Abort):
+            code = INTERRUPTED
+        except Exception as error:
+            if hasattr(error, "format_message"):  # the parser's own errors have it, whichever parser typer carries
+                return _refuse(_usage(error.format_message(), getattr(error, "ctx", None), arguments, line))
+            if not _is_about_memory(error):
+                raise
+            reason = next(iter(str(error).splitlines()), "no more to be had")
+            return _refuse(f"not enough memory: {reason}; use smaller batches, fewer images or a smaller network")
     if code == INTERRUPTED:  # which typer, too, makes of a KeyboardInterrupt
-        verb = VERBS.get(_verb(arguments))
+        verb = line.verbs.get(line.asked(arguments))
         _say(verb.interrupted if verb else NOT_BEGUN)
     return code if isinstance(code, int) else 0
 
@@ -223,17 +214,16 @@ def _is_about_memory(error: Exception) -> bool:
     )
 
 
-def _usage(message: str, context: Any, arguments: Sequence[str]) -> str:
-    """What the parser says, with the help that helps: that of the command."""
-    path = getattr(context, "command_path", f"widemargin {_verb(arguments)}".rstrip())
+def _usage(message: str, context: Any, arguments: Sequence[str], line: CommandLine) -> str:
+    """What the parser says, with the help that helps: that of the verb."""
+    for verb, instead in line.replaced.items():
+        if message.startswith(f"No such command '{verb}'"):
+            return f"'{line.name} {verb}' is no more; in the repository run '{instead}' (see '{instead} --help')"
+    path = getattr(context, "command_path", f"{line.name} {line.asked(arguments)}".rstrip())
     text = message if message.endswith("?") else f"{message.rstrip('.')}."
     if path == "widemargin train" and message.startswith("No such option"):
         text += " Settings are changed with --set, such as --set optimizer.lr=0.05."
     return f"{text} See '{path} --help'."
-
-
-def _verb(arguments: Sequence[str]) -> str:
-    return next((argument for argument in arguments if argument in VERBS), "")
 
 
 def _display(usual: Callable[..., None]) -> Callable[..., None]:

@@ -1,10 +1,6 @@
-"""Arguments that several verbs share, and how people write numbers and durations.
+"""The options of the verbs: those that several share, those of ``evaluate``, how numbers and durations are written.
 
-The options of ``widemargin evaluate`` that no other verb has.
-
---split: which images of a data set, for the commands that judge or measure.
-
-A note on the screen for each part of a schedule that a run never gets to.
+``widemargin --help`` reads this file, so nothing here imports torch before it is needed.
 """
 
 import importlib
@@ -17,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from widemargin.core.checks import choice
 from widemargin.core.schema import LiteralFloat
 from widemargin.core.screen import say
 from widemargin.errors import InputError
@@ -139,6 +134,8 @@ Out = Annotated[
 
 def check_split(split: str, dataset: str | None, among: tuple[str, ...]) -> None:
     """One of those; what a run held out is of its own data alone."""
+    from widemargin.core.checks import choice  # here: it brings torch, for which help need not wait
+
     choice("", "--split", split, among)
     if split == "validation" and dataset is not None:
         raise InputError("--split validation is of the run's own data; leave out --dataset")
