@@ -1,7 +1,7 @@
 """``python -m benchmarks``, in the repository's root: what a training step, a penalty and an evaluation cost here."""
 
 from widemargin.cli.main import CommandLine, Verb, main
-from widemargin.core.signals import take_over
+from widemargin.core.signals import install_handlers
 
 BENCHMARKS = CommandLine(
     "python -m benchmarks",
@@ -32,5 +32,5 @@ BENCHMARKS = CommandLine(
 )
 
 if __name__ == "__main__":
-    take_over()
+    install_handlers()
     main(line=BENCHMARKS)

@@ -1,7 +1,7 @@
 """``python -m paper``, in the repository's root: from finished jobs to ``results/``, its page and its figures."""
 
 from widemargin.cli.main import CommandLine, Verb, main
-from widemargin.core.signals import take_over
+from widemargin.core.signals import install_handlers
 
 PAPER = CommandLine(
     "python -m paper",
@@ -17,5 +17,5 @@ PAPER = CommandLine(
 )
 
 if __name__ == "__main__":
-    take_over()
+    install_handlers()
     main(line=PAPER)
