@@ -35,16 +35,14 @@ from typing import Any
 
 import torch
 
-from widemargin.core.fields import Fields, read_json
 from widemargin.core.files import make_folder, write_text_atomic
-from widemargin.core.records import read_lines, read_text
+from widemargin.core.records import Fields, read_json, read_lines, read_text
 from widemargin.errors import InputError
-from widemargin.evaluation.report import (
-    EXAMPLES_DIGEST,
-    GALLERY_DIGEST,
+from widemargin.evaluation.folder import (
+    DIGESTS,
+    EXAMPLES,
     REPORT,
     Examples,
-    ExamplesEXAMPLES,
     Radius,
     curves,
     read_examples,
@@ -248,14 +246,14 @@ def _report(folder: Path) -> dict[str, Any]:
     content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise InputError(f"{path} must be a table; evaluate again")
-    return {key: value for key, value in content.items() if key not in ("target", EXAMPLES_DIGEST, GALLERY_DIGEST)}
+    return {key: value for key, value in content.items() if key not in ("target", *DIGESTS.values())}
 
 
 def _margins(job: FoundJob) -> dict[str, Any]:
     """Counts in L2 where the table reports margins, else those of the evaluation in its own norm."""
     found = job.result.table("histograms")
     kept = {name: {"norm": "l2"} | dict(found.table(name).values) for name in found.values}
-    examples = read_examples(job.folder / "evaluation" / ExamplesEXAMPLES)
+    examples = read_examples(job.folder / "evaluation" / EXAMPLES)
     if "margin_test" in kept or examples is None or not examples.finite_margins():
         return kept
     norm = Fields(job.folder / "evaluation" / REPORT, _report(job.folder / "evaluation")).text("norm", "linf")
@@ -266,7 +264,7 @@ def _margins(job: FoundJob) -> dict[str, Any]:
 
 
 def _distance(folder: Path) -> dict[str, Any]:
-    report, examples = _report(folder), read_examples(folder / ExamplesEXAMPLES)
+    report, examples = _report(folder), read_examples(folder / EXAMPLES)
     if not report or examples is None:
         return {}
     pairs = _pairs(examples)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paper.collect import CollectedJob
-from widemargin.core.fields import Fields
+from widemargin.core.records import Fields
 from widemargin.report.compare import Reference
 from widemargin.report.findings import CONFIG
 

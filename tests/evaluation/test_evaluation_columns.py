@@ -9,7 +9,8 @@ from small_networks import Rough, pictures, taught_conv
 
 import widemargin
 from widemargin import InputError, effective_margin
-from widemargin.evaluation.report import ModelInfo, collect
+from widemargin.evaluation.folder import ModelInfo
+from widemargin.evaluation.report import collect
 from widemargin.evaluation.settings import EvaluationSettings
 from widemargin.evaluation.shards import Store
 

@@ -7,7 +7,8 @@ import pytest
 from small_networks import pictures, taught_conv
 
 import widemargin
-from widemargin.evaluation.report import ModelInfo, notes_for, notes_on
+from widemargin.evaluation.folder import ModelInfo
+from widemargin.evaluation.report import notes_for, notes_on
 from widemargin.evaluation.settings import EvaluationSettings
 
 WITHOUT = "AutoAttack ran without its part apgd-t, whose loss needs 4 classes; this model has {}."

@@ -11,7 +11,7 @@ import pytest
 from job_folders import write_job
 from report_folders import write_checkpoint, write_evaluation, write_gallery, write_result, write_run, write_sweep
 from widemargin import InputError
-from widemargin.evaluation.report import Evaluation, Examples, Radius, read_gallery
+from widemargin.evaluation.folder import Evaluation, Examples, Radius, read_gallery
 from widemargin.report.findings import owners_of, search, unique
 from widemargin.report.page import breakdowns
 

@@ -46,7 +46,8 @@ from widemargin.data.image_set import ImageSet
 from widemargin.distributed.group import env_number, is_first_process, processes
 from widemargin.errors import InputError
 from widemargin.evaluation.evaluator import evaluate as judge
-from widemargin.evaluation.report import ModelInfo, Report
+from widemargin.evaluation.folder import ModelInfo
+from widemargin.evaluation.report import Report
 from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE, eps_text
 from widemargin.evaluation.target import LoadedModel, load_model
 from widemargin.training.setup import held_out_images

@@ -9,12 +9,16 @@ Every reader has a bound, so that no file can take more time or memory than what
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
 
 MIB = 2**20
@@ -23,8 +27,10 @@ TEXT, LINES, LINE = 8 * MIB, 128 * MIB, MIB // 4
 ENTRIES, DEPTH, WORDS = 100_000, 40, 4096
 """Entries of a list or a table, tables inside each other, characters of a text."""
 DIGEST = "digest"
-SHARD_AGAIN = "remove it, and the same evaluation judges its images again"
+LARGEST = 1e30
+"""No number that we measure is larger, and no chart could show one."""
 Record = dict[str, Any]
+T = TypeVar("T")
 
 
 def digest_of(*values: Any) -> str:
@@ -110,12 +116,18 @@ def parsed(path: Path, text: str, remedy: str) -> Any:
         raise InputError(f"{path} is not valid JSON ({place}); was it cut off? {told}") from None
 
 
+def read_json(path: Path, remedy: str = "Write it again, or move it away") -> Any:
+    """A whole JSON file, of ours or not, that is fit to be shown; a table of ours must fit its digest."""
+    content = sound(path, parsed(path, read_text(path), remedy))
+    return unsealed(content, path=path, remedy=remedy) if isinstance(content, dict) else content
+
+
 def read_table(path: Path, remedy: str) -> Record:
-    """A whole JSON file that holds a table of ours, which fits its digest."""
-    content = parsed(path, read_text(path), remedy)
+    """The same of a file that is a table of ours."""
+    content = read_json(path, remedy)
     if not isinstance(content, dict):
         raise InputError(f"{path} must be a table; {remedy}")
-    return unsealed(content, path=path, remedy=remedy)
+    return content
 
 
 @dataclass
@@ -208,6 +220,148 @@ def shortened(text: str, length: int = 60) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+_RARE = re.compile(r"[^\x20-\x7e]")
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    """The text with all that steers a terminal, turns the direction of writing or is no character written out:
+    ``\\u001b``. Line ends, tabs and wide blanks are left as they are in a text of several ``lines``.
+    """
+    return _RARE.sub(lambda found: found[0] if _is_shown(found[0], lines) else _escaped(found[0]), text)
+
+
+def _is_shown(char: str, lines: bool) -> bool:
+    blank = lines and (char in "\n\t\u200c\u200d" or unicodedata.category(char) == "Zs")
+    return char.isprintable() or blank
+
+
+def _escaped(char: str) -> str:
+    """As TOML and JSON write it, too."""
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return short.get(char) or (f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}")
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A table that anybody may have written: what is missing is left out, what is wrong is refused by its name."""
+
+    path: Path
+    values: Mapping[str, Any]
+    prefix: str = ""
+
+    def text(self, key: str, default: str = "") -> str:
+        """Words, or a number as one; ``default`` where there are none."""
+        value = self.values.get(key)
+        return default if value is None else self._words(key, value)
+
+    def number(self, key: str) -> float | None:
+        """A finite number, or None."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(key, "a number", value)
+        if not math.isfinite(value):
+            return None
+        if abs(value) > LARGEST:
+            raise self._wrong(key, f"a number of at most {LARGEST:g}", value)
+        return float(value)
+
+    def size(self, key: str) -> float | None:
+        """A number that may be written as "8/255", or None."""
+        value = self.values.get(key)
+        if not isinstance(value, str):
+            return self.number(key)
+        try:
+            return Fields(self.path, {key: float(LiteralFloat(value))}, self.prefix).number(key)
+        except InputError as error:
+            raise InputError(f"{self.path}: {self.prefix}{key}: {error}") from None
+
+    def percent(self, key: str) -> float | None:
+        """A share in percent, or None."""
+        value = self.number(key)
+        if value is not None and not 0 <= value <= 100:
+            raise self._wrong(key, "between 0 and 100", value)
+        return value
+
+    def whole(self, key: str) -> int | None:
+        """A whole number, or None."""
+        value = self.number(key)
+        if value is not None and not value.is_integer():
+            raise self._wrong(key, "a whole number", value)
+        exact = self.values.get(key)
+        return None if value is None else exact if isinstance(exact, int) else int(value)
+
+    def count(self, key: str) -> int | None:
+        """How many, or None."""
+        value = self.whole(key)
+        if value is not None and value < 0:
+            raise self._wrong(key, "a count", value)
+        return value
+
+    def table(self, key: str) -> "Fields":
+        """A table inside this one; empty where there is none."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self._wrong(key, "a table", value)
+        return Fields(self.path, value or {}, f"{self.prefix}{key}.")
+
+    def tables(self, key: str) -> list["Fields"]:
+        """A list of tables."""
+        return [self._inside(key, number, item) for number, item in enumerate(self.list(key))]
+
+    def texts(self, key: str) -> list[str]:
+        """A list of words."""
+        return [self._words(f"{key}[{number}]", item) for number, item in enumerate(self.list(key))]
+
+    def list(self, key: str) -> list[Any]:
+        """A list; empty where there is none."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, list):
+            raise self._wrong(key, "a list", value)
+        return value or []
+
+    def numbers(self) -> dict[str, float]:
+        """Every finite number of the table, by name."""
+        return self._each(self.number)
+
+    def percents(self) -> dict[str, float]:
+        """The same of shares in percent."""
+        return self._each(self.percent)
+
+    def _each(self, read: Callable[[str], float | None]) -> dict[str, float]:
+        found = {key: read(key) for key in self.values}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def words(self) -> dict[str, str]:
+        """Every entry of the table as words."""
+        return {key: self._words(key, value) for key, value in self.values.items() if value is not None}
+
+    def _words(self, key: str, value: Any) -> str:
+        if isinstance(value, dict | list):
+            raise self._wrong(key, "words", value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def _inside(self, key: str, number: int, item: Any) -> "Fields":
+        if not isinstance(item, dict):
+            raise self._wrong(f"{key}[{number}]", "a table", item)
+        return Fields(self.path, item, f"{self.prefix}{key}[{number}].")
+
+    def _wrong(self, key: str, wanted: str, value: Any) -> InputError:
+        return InputError(f"{self.path}: {self.prefix}{key} must be {wanted}, got {shortened(repr(value))}")
+
+
+def attempted(read: Callable[[Path], T], path: Path, faults: list[str] | None) -> T | None:
+    """What a reader makes of a file; None where it cannot be shown: why is kept, or raised where nobody keeps it."""
+    try:
+        return read(path)
+    except InputError as error:
+        if faults is None:
+            raise
+        faults.append(visible(str(error)))
+        return None
+
+
 def _opened(path: Path) -> BufferedReader:
     """A pipe would never end, and a device never begin."""
     if path.exists() and not path.is_file():
@@ -225,43 +379,3 @@ def _unreadable(path: Path, error: OSError) -> InputError:
 
 def _too_large(path: Path, most: int) -> InputError:
     return InputError(f"{path} is larger than the {most // MIB} MiB that are read of such a file")
-
-
-def shard_lines(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *of: Any) -> str:
-    """A finished shard of an evaluation: a header line, which carries the digest of all, and a line per example."""
-    head = {**header, DIGEST: digest_of(header, rows, *of)}
-    return "".join(json.dumps(line) + "\n" for line in (head, *rows))
-
-
-def parsed_shard(path: Path, text: str, *of: Any) -> tuple[Record, list[Record]]:
-    """The same of the text of a shard."""
-    return check_shard(path, [parsed(path, line, SHARD_AGAIN) for line in text.splitlines()], *of)
-
-
-def check_shard(path: Path, lines: Sequence[Any], *of: Any) -> tuple[Record, list[Record]]:
-    """(header, examples); refused where its digest does not fit, or, without one, where the lines cannot be a shard."""
-    remedy = SHARD_AGAIN
-    try:
-        header, *rows = lines
-        content = {key: value for key, value in header.items() if key != DIGEST}
-        if DIGEST in header and header[DIGEST] != digest_of(content, rows, *of):
-            raise changed(path, remedy)
-        if header["count"] != len(rows) or not _is_shard(header["first"], rows):
-            raise InputError(f"{path} lacks lines, or has too many or other ones; {remedy}")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} holds lines that are no records of examples; {remedy}") from None
-    return header, rows
-
-
-def _is_shard(first: int, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these are examples one after the other, each with the same verdicts and a clean one that is true."""
-    names = rows[0]["verdicts"].keys() if rows else ()
-    return all(
-        row["index"] == first + place
-        and row["verdicts"].keys() == names
-        and all(type(verdict) is bool for verdict in row["verdicts"].values())
-        and row["verdicts"]["clean"] == (row["prediction"] == row["label"])
-        for place, row in enumerate(rows)
-    )

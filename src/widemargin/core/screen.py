@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from widemargin.core.records import visible
+
 WIDE = 100_000
 """Columns of what is no terminal: nothing is wrapped there."""
 _PASSWORD = re.compile(r"(://[^\s/@:]*:)\S*@|(\b(?:password|passwd|pwd)=)[^\s&'\"]+", re.IGNORECASE)
@@ -24,14 +26,7 @@ _PASSWORD = re.compile(r"(://[^\s/@:]*:)\S*@|(\b(?:password|passwd|pwd)=)[^\s&'\
 
 def printable(text: str) -> str:
     """The text as one line that any terminal shows as it is, without the passwords of addresses (``u:secret@host``)."""
-    masked = _PASSWORD.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)
-    return "".join(char if char.isprintable() else _escaped(char) for char in masked)
-
-
-def _escaped(char: str) -> str:
-    """As TOML and JSON write it, too."""
-    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    return short.get(char) or (f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}")
+    return visible(_PASSWORD.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text))
 
 
 def one_line(text: str) -> str:

@@ -2,7 +2,8 @@
 
 from widemargin.evaluation.accuracy import MeasuredMargins, classified, measure_margins, percent, verdicts
 from widemargin.evaluation.evaluator import evaluate
-from widemargin.evaluation.report import ModelInfo, Report
+from widemargin.evaluation.folder import ModelInfo
+from widemargin.evaluation.report import Report
 from widemargin.evaluation.target import Target, load, load_target
 
 __all__ = [

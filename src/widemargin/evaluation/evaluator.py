@@ -25,12 +25,10 @@ from widemargin.distributed.group import Processes, processes
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import alarms_of_model, alarms_of_numbers, alarms_of_undecided
 from widemargin.evaluation.autoattack import LEAST_HEIGHT_IN_L2, undisturbed
+from widemargin.evaluation.folder import GALLERY, IN_MEMORY, ModelInfo
 from widemargin.evaluation.judge import Float32Classifier, Judge, Say
 from widemargin.evaluation.report import (
-    IN_MEMORY,
     UNKNOWN,
-    GalleryGALLERY,
-    ModelInfo,
     Report,
     collect,
     is_displayable,
@@ -382,7 +380,7 @@ def _look(
         settings.attacked
         and is_displayable(shard)
         and store.folder is not None
-        and not (store.folder / GalleryGALLERY).exists()
+        and not (store.folder / GALLERY).exists()
     ):
         with undisturbed(model):
             write_gallery(model, shard, settings, store.folder, device)

@@ -29,14 +29,13 @@ from widemargin.core.records import (
     LINES,
     Record,
     parsed,
-    parsed_shard,
     read_text,
     sealed,
-    shard_lines,
     unsealed,
 )
 from widemargin.data.image_set import ImageSet, as_images, is_square
 from widemargin.errors import InputError
+from widemargin.evaluation.folder import SETTINGS, SHARDS, parsed_shard, shard_lines
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def _limited(batches: Iterator[tuple[Tensor, Tensor]], limit: int | None) -> Ite
             return
 
 
-SETTINGS, PARTS, SHARDS = "settings.json", "parts", "shards"
+PARTS = "parts"
 AGAIN = "remove it, and the same command makes it again"
 
 

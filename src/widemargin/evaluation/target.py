@@ -33,7 +33,8 @@ from widemargin.config.toml import differences, read_toml
 from widemargin.core.files import check_file
 from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError, WidemarginWarning
-from widemargin.evaluation.report import UNKNOWN, ModelInfo
+from widemargin.evaluation.folder import ModelInfo
+from widemargin.evaluation.report import UNKNOWN
 from widemargin.heads.hypersphere import HypersphereHead
 from widemargin.models.classifier import normalization_of
 from widemargin.models.public_weights import infer_architecture, load_public_state_dict, no_larger_than, read_tensors

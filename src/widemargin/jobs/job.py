@@ -31,6 +31,7 @@ from widemargin.config.run import DataConfig, RunConfig
 from widemargin.config.toml import differences, read_toml
 from widemargin.core.records import read_table
 from widemargin.errors import InputError
+from widemargin.evaluation.folder import REPORT
 from widemargin.models.classifier import ModelConfig, facts_of
 from widemargin.objectives.mail import Mail
 from widemargin.recipes import find_recipe
@@ -82,7 +83,7 @@ def _small(value: Any, ratio: float) -> Any:
     return replace(value, **parts)
 
 
-RUN, RESULT, REPORT = "run", "result.json", "report.json"
+RUN, RESULT = "run", "result.json"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from widemargin.core.fields import visible
 from widemargin.core.files import make_folder, write_text_atomic
+from widemargin.core.records import visible
 from widemargin.errors import InputError
 from widemargin.report.compare import Reference, results
 from widemargin.report.findings import Findings, search
@@ -54,7 +54,7 @@ def write_report(
     }
     make_folder(target.parent)
     for suffix, text in texts.items():
-        write_text_atomic(target.with_suffix(suffix), visible(text))
+        write_text_atomic(target.with_suffix(suffix), visible(text, lines=True))
     return ReportFiles([target.with_suffix(suffix) for suffix in texts], content, found)
 
 

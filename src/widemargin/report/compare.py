@@ -28,7 +28,7 @@ from typing import Any
 from widemargin.core.records import shortened
 from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
-from widemargin.evaluation.report import Evaluation, Radius
+from widemargin.evaluation.folder import Evaluation, Radius
 from widemargin.report.findings import Findings, Run, owners_of, unique
 
 Result = Mapping[str, Any]

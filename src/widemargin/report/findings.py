@@ -35,10 +35,22 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from widemargin.core.fields import LARGEST, Fields, attempted, read_json, visible
-from widemargin.core.records import ENTRIES, MIB, TEXT, Lines, read_text, shortened, sound
+from widemargin.core.records import (
+    ENTRIES,
+    LARGEST,
+    MIB,
+    TEXT,
+    Fields,
+    Lines,
+    attempted,
+    read_json,
+    read_text,
+    shortened,
+    sound,
+    visible,
+)
 from widemargin.errors import InputError
-from widemargin.evaluation.report import (
+from widemargin.evaluation.folder import (
     REPORT,
     Evaluation,
     Radius,
@@ -93,7 +105,7 @@ def _result_file_evaluation(folder: Path, result: Fields) -> Evaluation:
             for name, key in (("training", "training_seconds"), ("evaluation", "evaluation_seconds"))
             if (value := result.number(key)) is not None
         },
-        config=config.values,
+        config=dict(config.values),
         quick=bool(result.values.get("quick")),
     )
 

@@ -30,7 +30,7 @@ from PIL import Image
 
 from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
-from widemargin.evaluation.report import Bytes, Evaluation, Gallery, Radius, ReadAlarm
+from widemargin.evaluation.folder import Bytes, Evaluation, Gallery, Radius
 from widemargin.report.charts import stacked
 from widemargin.report.compare import (
     Cell,
@@ -61,8 +61,9 @@ from widemargin.report.sections import (
 from widemargin.report.svg import Text, color_class, legend, minus
 from widemargin.report.tables import Entry, Head, TextTable
 from widemargin.training.alarms import meaning_of
+from widemargin.types import Alarm
 
-Rung = Sequence[tuple[str, ReadAlarm]]
+Rung = Sequence[tuple[str, Alarm]]
 """Alarms, each with whose it is."""
 
 
@@ -108,7 +109,7 @@ def _gathered(runs: Sequence[Run]) -> Rung:
             whose.setdefault(alarm.name, []).append(f"{run.label} (epoch {alarm.epoch})")
     meanings = {name: meaning_of(name) for name in whose}
     return [
-        (f"training of {listed(whose[name])}", ReadAlarm(name, meaning.message, meaning.suggestion))
+        (f"training of {listed(whose[name])}", Alarm(name, meaning.message, meaning.suggestion))
         for name, meaning in meanings.items()
     ]
 
@@ -248,6 +249,7 @@ def evaluate_command(evaluation: Evaluation) -> list[str]:
         "--seed": "" if evaluation.seed is None else str(evaluation.seed),
     }
     if evaluation.kind == "evaluation":
+        normalize = evaluation.normalize or ""
         options |= {
             "--dataset": (evaluation.source or evaluation.data) if evaluation.split == "test" else "",
             "--split": "" if evaluation.split == "test" else evaluation.split,
@@ -256,7 +258,7 @@ def evaluate_command(evaluation: Evaluation) -> list[str]:
             "--batch-size": "" if evaluation.batch_size is None else str(evaluation.batch_size),
             "--search": "" if evaluation.search == "float32" else evaluation.search,
             "--head-scale": "" if evaluation.head_scale is None else repr(evaluation.head_scale),
-            "--normalize": "" if evaluation.normalize.startswith("unknown") else evaluation.normalize,
+            "--normalize": "" if normalize.startswith("unknown") else normalize,
             "--out": str(evaluation.folder),
         }
     words += [word for option, value in options.items() if value for word in (option, value)]

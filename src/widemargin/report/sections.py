@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from markupsafe import Markup
 
-from widemargin.evaluation.report import Evaluation, Margins
+from widemargin.evaluation.folder import Evaluation, Margins
 from widemargin.report.charts import MOST_POINTS, Sample, histogram, line_chart, scatter
 from widemargin.report.compare import attack_title, margin_places, norm_title
 from widemargin.report.findings import Epoch, Findings, Run, Sweep

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from widemargin.evaluation.report import Evaluation
+from widemargin.evaluation.folder import Evaluation
 from widemargin.report.compare import Cell, Measure, Results
 
 
