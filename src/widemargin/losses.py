@@ -4,9 +4,9 @@ Notation: z clean logits, z' adversarial, p = softmax z, p' = softmax z', CE cro
 clean prediction is the target). Nothing is detached unless said. A mean over the batch gives the published loss.
 
 ``label_logits`` are what the label's cross-entropy sees where a head trains with other logits than it predicts with (a
-margin for the label); every other term keeps to the plain logits, for those carry no label.
+margin for the label); every other term keeps to the predicting logits, for those carry no label.
 
-Is the label still the largest logit? Per example, clean or under attack, in evaluation mode and plain float32.
+``predicted`` says of each sample whether it is classified correctly: what accuracy, clean or under attack, counts.
 """
 
 from collections.abc import Callable

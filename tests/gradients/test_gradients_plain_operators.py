@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oracles import images, labels, parameter_gradients, seeded
 from widemargin import ApproximateEMR, ExactEMR, StochasticEMR, effective_margin, evaluate
-from widemargin.gradients.double_backward import double_backward_operators
+from widemargin.gradients.double_backward import differentiable_twice
 from widemargin.regularizers import InputGradient
 
 PENALTIES = [ApproximateEMR(), ExactEMR(), ExactEMR(classes_at_once=2), StochasticEMR(projections=2), InputGradient()]
@@ -105,12 +105,12 @@ def test_the_last_thread_to_leave_puts_everything_back():
     second_is_in, first_is_out = threading.Event(), threading.Event()
 
     def first() -> None:
-        with double_backward_operators():
+        with differentiable_twice():
             second_is_in.wait(timeout=30)
         first_is_out.set()
 
     def second() -> None:
-        with double_backward_operators():
+        with differentiable_twice():
             second_is_in.set()
             first_is_out.wait(timeout=30)
             seen.append(settings())
@@ -143,7 +143,7 @@ def test_checkpoints_of_another_thread_stay_checkpoints():
         entered, done = threading.Event(), threading.Event()
 
         def measure() -> None:
-            with double_backward_operators():
+            with differentiable_twice():
                 entered.set()
                 done.wait(timeout=30)
 
@@ -159,13 +159,13 @@ def test_checkpoints_of_another_thread_stay_checkpoints():
 
 def test_a_torch_without_the_hook_of_checkpoints(monkeypatch):
     monkeypatch.delattr(torch.utils.checkpoint, "_checkpoint_hook")
-    with double_backward_operators():
+    with differentiable_twice():
         assert eval_frame._stance.stance == "force_eager"
     assert not hasattr(torch.utils.checkpoint, "_checkpoint_hook")
 
 
 def test_what_fails_inside_leaves_nothing_behind():
     before = settings()
-    with pytest.raises(ValueError, match="inside"), double_backward_operators(), double_backward_operators():
+    with pytest.raises(ValueError, match="inside"), differentiable_twice(), differentiable_twice():
         raise ValueError("inside")
     assert settings() == before

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from oracles import images, relu_net, seeded, smooth_net
 from widemargin import ApproximateEMR, InputError
-from widemargin.gradients.squared_norms import by_double_backward, squared_products
+from widemargin.gradients.squared_norms import by_double_backward, by_sweeps
 from widemargin.gradients.sweeps.tape import EagerSweeps
 
 NETS = {"relu": relu_net, "smooth": smooth_net}
@@ -124,7 +124,7 @@ def test_several_cotangents_that_move_with_the_logits(at_once: int) -> None:
 
     parameters = dict(model.named_parameters())
     stages = EagerSweeps(model, frozenset(parameters))
-    penalty = squared_products(stages, parameters, x, cotangents, at_once=at_once, constant=False)
+    penalty = by_sweeps(stages, parameters, x, cotangents, at_once=at_once, constant=False)
     expected = by_double_backward("test", model, x, cotangents, at_once=at_once, constant=False)
     torch.testing.assert_close(penalty, expected, rtol=1e-10, atol=1e-13)
     gradients = uneven_gradients(model, penalty)

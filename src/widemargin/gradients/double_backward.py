@@ -1,14 +1,7 @@
-"""No compiled code, no checkpointing, no fused attention: for passes that are recorded or differentiated twice.
+"""A forward pass that can be differentiated twice: correctly, and without the waste of the stock operators.
 
-None of the three has a second derivative that is right here: checkpointing would run parts of the model again in the
-backward pass, when the model is back in its own mode. Compilation and attention are switches of the whole process: the
-first thread that needs one sets it, the last one to leave puts back what was found. Meanwhile other threads run eagerly
-and with plain attention too; their checkpoints stay checkpoints.
-
-A forward pass that can be differentiated twice: correctly, and without the waste of the stock operators.
-
-The penalties need d/d(parameters) of an input gradient, so autograd runs backward through backward. Five things spoil
-that, and ``differentiable_twice()`` repairs them while a model's own, unchanged ``forward`` runs:
+A penalty needs d/d(parameters) of an input gradient, so autograd runs backward through backward. Six things spoil that,
+and ``differentiable_twice()`` repairs or refuses them while a model's own, unchanged ``forward`` runs:
 
 - ``relu``: its second derivative is written as a zero tensor that is then pushed through the whole network, two
   forwards' worth of work for nothing. Filling what does not pass with zeros has the same value and gradient and no
@@ -16,15 +9,15 @@ that, and ``differentiable_twice()`` repairs them while a model's own, unchanged
 - batch norm in evaluation mode: autograd keeps the running statistics by reference and does not notice when a later
   train-mode forward overwrites them; the penalty's gradient is then silently wrong. The affine form reads them now.
 - batch norm in training mode, or without running statistics, couples the samples: a per-sample input gradient does not
-  exist. Refused.
+  exist. Refused; in TorchScript models, whose operators nobody sees, by ``refuse_coupling_scripts``.
 - ``hardsigmoid`` has no second derivative at all; as a clamp it has.
-- fused attention and torch.compile have no second derivative, and checkpointed parts would run again later, in another
-  mode: the plain operators run instead (``double_backward_operators``).
+- fused attention and ``torch.compile`` have no second derivative: attention runs as matrix products, all else eagerly.
+- checkpointed parts would run again in the backward pass, when the model is back in its own mode: they run as ordinary
+  parts (``eager_operators``, which a recorded pass needs too).
 
-What can be known of TorchScript models, whose operators nobody sees: batch norms that couple the samples.
-
-A scripted batch norm is still a module of that name. A traced one has its mode written into the graph: traced in
-training mode it normalizes by the batch for ever, whatever ``eval()`` says.
+Compilation and attention are switches of the whole process: the first thread that needs one sets it, the last one to
+leave puts back what was found. Meanwhile other threads run eagerly and with ordinary attention too; their checkpoints
+stay checkpoints.
 """
 
 import threading
@@ -43,23 +36,38 @@ from widemargin.errors import InputError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_HOOK = "_checkpoint_hook"
-"""What makes torch's checkpointing forget activations; without it a checkpointed part is an ordinary one."""
-
 
 def uncompiled(function: Function) -> Function:
     """It runs as it is inside a compiled function. Torch's own decorator would hide its signature."""
     return cast(Function, torch.compiler.disable(function))
 
 
-class _Shared:
+@contextmanager
+def differentiable_twice() -> Iterator[None]:
+    """Within it, forwards are eager and their graphs can be differentiated twice."""
+    with eager_operators(), _MATH_ATTENTION.on(), _Rewrite():
+        yield
+
+
+@contextmanager
+def eager_operators() -> Iterator[None]:
+    """Inside, nothing is compiled and nothing of this thread is checkpointed."""
+    with _EAGER.on(), _UNCHECKPOINTED.on():
+        _checkpoints_off.depth += 1
+        try:
+            yield
+        finally:
+            _checkpoints_off.depth -= 1
+
+
+class _ProcessSwitch:
     """A setting of the whole process, which holds while any thread is inside."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make, self._lock, self._inside, self._undo = make, threading.Lock(), 0, ExitStack()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def on(self) -> Iterator[None]:
         with self._lock:
             if not self._inside:
                 self._undo.enter_context(self._make())
@@ -73,57 +81,34 @@ class _Shared:
                     self._undo.close()
 
 
-class _Depth(threading.local):
+class _CheckpointsOff(threading.local):
     """How often this thread is inside."""
 
-    value = 0
+    depth = 0
 
 
-_depth = _Depth()
+_checkpoints_off = _CheckpointsOff()
+_HOOK = "_checkpoint_hook"
+"""What makes torch's checkpointing forget activations; without it a checkpointed part is an ordinary one."""
 
 
 @contextmanager
 def _without_checkpoints() -> Iterator[None]:
-    """In the threads that are inside; those of others stay."""
+    """In the threads that are inside ``eager_operators``; those of others stay."""
     usual = getattr(torch.utils.checkpoint, _HOOK, None)
     if usual is None:  # a torch that does it otherwise
         yield
         return
-    setattr(torch.utils.checkpoint, _HOOK, lambda frame: nullcontext() if _depth.value else usual(frame))
+    setattr(torch.utils.checkpoint, _HOOK, lambda frame: nullcontext() if _checkpoints_off.depth else usual(frame))
     try:
         yield
     finally:
         setattr(torch.utils.checkpoint, _HOOK, usual)
 
 
-_EAGER = _Shared(lambda: torch.compiler.set_stance("force_eager"))
-_UNCHECKPOINTED = _Shared(_without_checkpoints)
-_PLAIN_ATTENTION = _Shared(lambda: sdpa_kernel(SDPBackend.MATH))
-
-
-@contextmanager
-def eager_operators() -> Iterator[None]:
-    """Inside, nothing is compiled and nothing of this thread is checkpointed."""
-    with _EAGER.held(), _UNCHECKPOINTED.held():
-        _depth.value += 1
-        try:
-            yield
-        finally:
-            _depth.value -= 1
-
-
-@contextmanager
-def double_backward_operators() -> Iterator[None]:
-    """Inside, attention is plain as well."""
-    with eager_operators(), _PLAIN_ATTENTION.held():
-        yield
-
-
-@contextmanager
-def differentiable_twice() -> Iterator[None]:
-    """Within it, forwards are eager and their graphs can be differentiated twice."""
-    with double_backward_operators(), _Rewrite():
-        yield
+_EAGER = _ProcessSwitch(lambda: torch.compiler.set_stance("force_eager"))
+_UNCHECKPOINTED = _ProcessSwitch(_without_checkpoints)
+_MATH_ATTENTION = _ProcessSwitch(lambda: sdpa_kernel(SDPBackend.MATH))
 
 
 def _relu(input: Tensor, inplace: bool = False) -> Tensor:
@@ -221,25 +206,29 @@ _MEAN, _VARIANCE, _TRAINING = 3, 4, 5
 
 
 def refuse_coupling_scripts(model: nn.Module) -> None:
-    """Refuse a scripted or traced part whose batch norm uses the batch itself."""
-    for module in _outermost(model):
+    """Refuse a scripted or traced part whose batch norm uses the batch itself.
+
+    A scripted batch norm is still a module of that name. A traced one has its mode written into the graph: traced in
+    training mode it normalizes by the batch for ever, whatever ``eval()`` says.
+    """
+    for module in _outermost_scripts(model):
         for part in module.modules():
             if "BatchNorm" in part.original_name and hasattr(part, "running_mean"):
                 refuse_coupling_batch_norm(False, part.running_mean, part.running_var)
         graph = module.inlined_graph  # its nodes live as long as it does
         for node in graph.findAllNodes("aten::batch_norm"):
             inputs = list(node.inputs())
-            mean, variance = (_given(inputs[place]) for place in (_MEAN, _VARIANCE))
+            mean, variance = (_graph_argument(inputs[place]) for place in (_MEAN, _VARIANCE))
             refuse_coupling_batch_norm(inputs[_TRAINING].toIValue() is True, mean, variance)
 
 
-def _outermost(model: nn.Module) -> list[Any]:
+def _outermost_scripts(model: nn.Module) -> list[Any]:
     """The scripted modules that are inside no other."""
     if isinstance(model, torch.jit.ScriptModule):
         return [model]
-    return [found for child in model.children() for found in _outermost(child)]
+    return [found for child in model.children() for found in _outermost_scripts(child)]
 
 
-def _given(value: Any) -> Any:
-    """What stands for an argument in the graph; None where that is None."""
+def _graph_argument(value: Any) -> Any:
+    """An argument as the graph has it; None where that is None."""
     return None if value.type().kind() == "NoneType" else value

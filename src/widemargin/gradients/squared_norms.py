@@ -1,20 +1,9 @@
-"""What every input-gradient penalty refuses: to be a constant.
+"""Squared input gradients per sample, P_i = sum_m ||c_im J_i||^2: what every penalty here is, for its own vectors c.
 
-A backward pass that cannot itself be differentiated, and says so.
-
-Torch's own ``once_differentiable`` notices only where the incoming gradient carries a graph. A loss has a constant one,
-so the second derivative of a loss with a penalty would silently lack the penalty.
-
-Squared input gradients without double backward: P_i = sum_m ||J_i^T c_mi||^2 and its gradient by the weights.
-
-dP_i = 2 sum_m d<c_mi, J_i v_mi> at v = g = J^T c held fixed, whatever the model. So the forward pass of the penalty is
-a forward and an adjoint sweep, its backward pass a tangent sweep with one weight gradient per layer: four forwards'
-worth of work for piecewise linear networks where double backward takes six, and no graph of a graph.
-
-Squared input gradients per sample, sum_m ||J^T c_m||^2: what every penalty here is, for its own cotangents c.
-
-By forward and reverse sweeps over the model's layers (``linearize``) where all of them are known; by double backward
-(``double_backward``) for any other model. Both are exact; a test holds one against the other.
+By sweeps where the tape can account for every operator of the model, by double backward for any other model (the
+package's docstring says when which, and at what cost). Three ``autograd.Function`` carry the gradients: one runs the
+sweeps, one builds the second-order graphs of many vectors chunk by chunk, one stands between a penalty and
+DistributedDataParallel. None of their gradients can be differentiated again, and each says so.
 """
 
 import sys
@@ -37,76 +26,82 @@ from widemargin.gradients.sweeps.tape import EagerSweeps, add_gradients
 from widemargin.types import HasSweeps, Sweeps
 
 
-def check_gradient_is_possible(owner: str, model: nn.Module, x: Tensor) -> None:
-    """A penalty called where it cannot train anything, or not what made its images, says so."""
-    if torch.is_inference_mode_enabled():
-        raise InputError(
-            f"{owner}: called under torch.inference_mode(), where no gradient exists; "
-            f"leave it first, or use {owner}.value(...) to measure"
-        )
-    if not torch.is_grad_enabled():
-        raise InputError(
-            f"{owner}: called under torch.no_grad(), so the penalty would carry no gradient; "
-            f"call it with gradients enabled, or use {owner}.value(...) to measure"
-        )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError(
-            f"{owner}: no parameter of the model requires a gradient, so the penalty would train nothing; "
-            f"unfreeze the model, or use {owner}.value(...) to measure"
-        )
-    if x.grad_fn is not None:
-        raise InputError(
-            f"{owner}: the images are the result of something that is differentiated, which the penalty would not "
-            "train; give the whole network and its images, or detach them: x.detach()"
-        )
+class Rows(Protocol):
+    """(M, B, K): a tensor, or what gives slices of one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: slice, /) -> Tensor: ...
 
 
-def check_not_sharded(owner: str, model: nn.Module) -> None:
-    """FSDP has a part of each weight in every process, and its hooks gather them for first derivatives alone."""
-    fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
-    wrapped = fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules())
-    if wrapped or (tensor is not None and any(isinstance(p, tensor.DTensor) for p in model.parameters())):
-        raise InputError(
-            f"{owner}: the model's weights are sharded over processes (fully_shard, FSDP or tensor parallelism), which "
-            "has no second derivatives; use DistributedDataParallel"
-        )
+Cotangents = Callable[[Tensor], Rows]
+"""logits (B, K) -> (M, B, K)."""
 
 
-def trained_by(owner: str, penalty: Tensor, leaf: Tensor) -> list[Tensor]:
-    """The parameters that the penalty's graph reaches, beside the images' leaf, in the model or outside of it.
+def squared_input_gradients(
+    owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, *, at_once: int = 16, constant: bool = True
+) -> Tensor:
+    """(B,), differentiable in the parameters; the model runs in evaluation mode and is left as it was.
 
-    None is refused: without this a lost graph would train on without the penalty. That the penalty requires a gradient
-    proves nothing, for a second derivative may depend on the images alone.
+    ``constant``: the cotangents, though computed from the logits, are not differentiated. Memory is that of ``at_once``
+    cotangents, however many there are.
     """
-    found = [tensor for tensor in reached_by(penalty) if tensor is not leaf]
-    if not found:
-        raise InputError(
-            f"{owner}: the penalty does not depend on the parameters; the model's forward loses the graph of the input "
-            "gradient (a custom backward without a second derivative, or a compiled part), or what is trained does not "
-            "change it (biases alone, say)"
-        )
-    return found
+    check_model(owner, model)
+    check_batch(owner, x)
+    refuse_transforms(owner)
+    _check_not_sharded(owner, model)
+    _check_trainable(owner, model, x)
+    ddp = ddp_of(model)
+    if ddp is None or dist.get_world_size(ddp.process_group) == 1:
+        return _penalty(owner, without_ddp(model), x, cotangents, at_once, constant)
+    penalty = _penalty(owner, ddp.module, x, cotangents, at_once, constant)
+    parameters = _leaves_of(penalty)
+    within: Tensor = _WithinDDP.apply(owner, ddp, (penalty,), *parameters)  # type: ignore[no-untyped-call]
+    return within
 
 
-def reached_by(tensor: Tensor) -> list[Tensor]:
-    """The tensors that a backward pass from here would give gradients to."""
-    waiting, seen, leaves = [tensor.grad_fn], set(), []
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "torch::autograd::AccumulateGrad":
-            leaves.append(cast(Any, node).variable)
-        waiting += [following for following, _ in node.next_functions]
-    return leaves
+def squared_input_gradients_value(
+    owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, *, at_once: int = 16
+) -> Tensor:
+    """(B,), without a graph."""
+    with outside_inference_mode():
+        with torch.enable_grad():
+            logits, leaf = logits_and_leaf(model, x, owner=owner)
+        return _sum_of_chunks(logits, leaf, cotangents(logits.detach()), at_once)
 
 
-Backward = Callable[..., Any]
+def _penalty(owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, at_once: int, constant: bool) -> Tensor:
+    refuse_coupling_scripts(model)
+    x = usable(x)
+
+    def checked(logits: Tensor) -> Rows:
+        check_logits(owner, logits, batch=len(x))
+        return cotangents(logits)
+
+    try:
+        with evaluating(model):
+            parameters = dict(model.named_parameters())
+            return by_sweeps(sweeps_of(model), parameters, x, checked, at_once=at_once, constant=constant)
+    except NotSweepable as exception:
+        reason = str(exception)  # and forget the exception: it holds what was recorded
+    if isinstance(model, HasSweeps):
+        model.note_double_backward(owner, reason)
+    return by_double_backward(owner, model, x, checked, at_once=at_once, constant=constant)
 
 
-def refuse_double_backward(backward: Backward) -> Backward:
-    """``backward``, refused where a graph of the gradients is asked for (``create_graph=True``)."""
+def sweeps_of(model: nn.Module) -> Sweeps:
+    """The sweeps of a model: its own where it brings some, else operator by operator."""
+    if isinstance(model, HasSweeps):
+        return model.penalty_stages()
+    return EagerSweeps(model, frozenset(name for name, p in model.named_parameters() if p.requires_grad))
+
+
+def _refuse_create_graph(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """``backward``, refused where a graph of the gradients is asked for (``create_graph=True``).
+
+    Torch's own ``once_differentiable`` notices only where the incoming gradient carries a graph. A loss has a constant
+    one, so the second derivative of a loss with a penalty would silently lack the penalty.
+    """
 
     @wraps(backward)
     def checked(ctx: Any, *gradients: Any) -> Any:
@@ -121,20 +116,8 @@ def refuse_double_backward(backward: Backward) -> Backward:
     return checked
 
 
-class Rows(Protocol):
-    """(M, B, K): a tensor, or what gives slices of one."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, which: slice, /) -> Tensor: ...
-
-
-Cotangents = Callable[[Tensor], Rows]
-"""logits (B, K) -> (M, B, K)."""
-
-
-def squared_products(
-    stages: Sweeps,
+def by_sweeps(
+    sweeps: Sweeps,
     parameters: Mapping[str, Tensor],
     x: Tensor,
     cotangents: Cotangents,
@@ -142,23 +125,23 @@ def squared_products(
     at_once: int = 16,
     constant: bool = True,
 ) -> Tensor:
-    """(B,), differentiable in ``parameters``, which the stages know by these names; x and they must not change.
+    """(B,), differentiable in ``parameters``, which the sweeps know by these names; x and they must not change.
 
     ``constant`` says that the cotangents count as constants though they may be computed from the logits. Up to
     ``at_once`` of them the adjoints of all are kept; beyond, they are computed again in chunks of that size.
     """
     names = tuple(parameters)
-    penalty: Tensor = _SquaredProducts.apply(  # type: ignore[no-untyped-call]
-        stages, names, x, cotangents, at_once, constant, *parameters.values()
+    penalty: Tensor = _Swept.apply(  # type: ignore[no-untyped-call]
+        sweeps, names, x, cotangents, at_once, constant, *parameters.values()
     )
     return penalty
 
 
-class _SquaredProducts(torch.autograd.Function):
+class _Swept(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        stages: Sweeps,
+        sweeps: Sweeps,
         names: tuple[str, ...],
         x: Tensor,
         cotangents: Cotangents,
@@ -166,10 +149,10 @@ class _SquaredProducts(torch.autograd.Function):
         constant: bool,
         *parameters: Tensor,
     ) -> Tensor:
-        ctx.stages, ctx.names = stages, names
-        logits, ctx.tape = stages.record(x, keep_activations=not constant)
+        ctx.sweeps, ctx.names = sweeps, names
+        logits, ctx.tape = sweeps.record(x, keep_activations=not constant)
         named = dict(zip(names, parameters, strict=True))
-        ctx.read = [name for name in names if name in stages.reads(ctx.tape)]
+        ctx.read = [name for name in names if name in sweeps.reads(ctx.tape)]
         ctx.save_for_backward(x, *(named[name] for name in ctx.read))  # one of them changed before backward() raises
         ctx.logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         ctx.cotangents = None if constant else cotangents
@@ -184,14 +167,15 @@ class _SquaredProducts(torch.autograd.Function):
         return total
 
     @staticmethod
-    @refuse_double_backward
+    @_refuse_create_graph
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
         _, *read = ctx.saved_tensors
         types = {name: parameter.dtype for name, parameter in zip(ctx.read, read, strict=True)}
         gradients: Gradients = {}
         with torch.autocast(weights.device.type, enabled=False):
-            for chunk, kept, adjoints in ctx.chunks:
-                g, adjoints = (kept, adjoints) if kept is not None else _adjoints(ctx, chunk)
+            for chunk, g, adjoints in ctx.chunks:
+                if g is None:
+                    g, adjoints = _adjoints(ctx, chunk)
                 add_gradients(gradients, _weight_gradients(ctx, g, adjoints, weights))
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.tape, ctx.chunks, ctx.logits, ctx.vectors  # as torch frees what it saved
@@ -201,7 +185,7 @@ class _SquaredProducts(torch.autograd.Function):
 
 def _adjoints(ctx: Any, chunk: slice) -> tuple[Tensor, list[Tensor]]:
     with torch.autocast(ctx.logits.device.type, enabled=False):
-        found: tuple[Tensor, list[Tensor]] = ctx.stages.adjoints(ctx.tape, ctx.vectors[chunk].to(ctx.vectors_dtype))
+        found: tuple[Tensor, list[Tensor]] = ctx.sweeps.adjoints(ctx.tape, ctx.vectors[chunk].to(ctx.vectors_dtype))
     return found
 
 
@@ -209,89 +193,23 @@ def _weight_gradients(ctx: Any, g: Tensor, adjoints: list[Tensor], weights: Tens
     """The gradients of sum_i weights_i P_i, P of one chunk of cotangents."""
     v = g * (2 * weights).to(g.dtype).view(1, -1, *[1] * (g.dim() - 2))
     gradients: Gradients
-    pushed, gradients, bends = ctx.stages.tangents(ctx.tape, adjoints, v)
+    tangent, gradients, bends = ctx.sweeps.tangents(ctx.tape, adjoints, v)
     if ctx.cotangents is not None:
-        bend = _through_cotangents(ctx.cotangents, ctx.logits, pushed)
-        output = ctx.stages.output(ctx.tape)
+        bend = _through_cotangents(ctx.cotangents, ctx.logits, tangent)
+        output = ctx.sweeps.output(ctx.tape)
         bends = bends | {output: bends[output] + bend if output in bends else bend}
     if bends:
-        add_gradients(gradients, ctx.stages.reverse(ctx.tape, bends))
+        add_gradients(gradients, ctx.sweeps.reverse(ctx.tape, bends))
     return gradients
 
 
-def _through_cotangents(cotangents: Cotangents, logits: Tensor, pushed: Tensor) -> Tensor:
+def _through_cotangents(cotangents: Cotangents, logits: Tensor, tangent: Tensor) -> Tensor:
     """(B, K): d <c(z), J v> / dz at J v held fixed."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_(True)
         vectors = cotangents(leaf)[:]
-    (bend,) = torch.autograd.grad(vectors, leaf, pushed.to(vectors.dtype))
-    return bend.to(pushed.dtype)
-
-
-def squared_lengths(g: Tensor) -> Tensor:
-    """(M, B, ...) -> (B,): sums of squares over M and the image, in float32 or wider."""
-    wide = g.to(torch.promote_types(g.dtype, torch.float32))
-    return wide.flatten(2).square().sum(dim=(0, 2))
-
-
-def squared_input_gradients(
-    owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, *, at_once: int = 16, constant: bool = True
-) -> Tensor:
-    """(B,), differentiable in the parameters; the model runs in evaluation mode and is left as it was.
-
-    ``constant``: the cotangents, though computed from the logits, are not differentiated. Memory is that of ``at_once``
-    cotangents, however many there are.
-    """
-    check_model(owner, model)
-    check_batch(owner, x)
-    refuse_transforms(owner)
-    check_not_sharded(owner, model)
-    check_gradient_is_possible(owner, model, x)
-    ddp = ddp_of(model)
-    if ddp is None or dist.get_world_size(ddp.process_group) == 1:
-        return _of_one_process(owner, without_ddp(model), x, cotangents, at_once, constant)
-    penalty = _of_one_process(owner, ddp.module, x, cotangents, at_once, constant)
-    parameters = reached_by(penalty)
-    within: Tensor = _WithinDDP.apply(owner, ddp, (penalty,), *parameters)  # type: ignore[no-untyped-call]
-    return within
-
-
-def _of_one_process(
-    owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, at_once: int, constant: bool
-) -> Tensor:
-    refuse_coupling_scripts(model)
-    x = usable(x)
-
-    def checked(logits: Tensor) -> Rows:
-        check_logits(owner, logits, batch=len(x))
-        return cotangents(logits)
-
-    try:
-        with evaluating(model):
-            parameters = dict(model.named_parameters())
-            return squared_products(stages_of(model), parameters, x, checked, at_once=at_once, constant=constant)
-    except NotSweepable as exception:
-        reason = str(exception)  # and forget the exception: it holds what was recorded
-    if isinstance(model, HasSweeps):
-        model.note_double_backward(owner, reason)
-    return by_double_backward(owner, model, x, checked, at_once=at_once, constant=constant)
-
-
-def stages_of(model: nn.Module) -> Sweeps:
-    """The sweeps of a model: its own where it brings some (the fast engine's networks do), else plain ones."""
-    if isinstance(model, HasSweeps):
-        return model.penalty_stages()
-    return EagerSweeps(model, frozenset(name for name, p in model.named_parameters() if p.requires_grad))
-
-
-def squared_input_gradients_value(
-    owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, *, at_once: int = 16
-) -> Tensor:
-    """(B,), without a graph."""
-    with outside_inference_mode():
-        with torch.enable_grad():
-            logits, leaf = logits_and_leaf(model, x, owner=owner)
-        return _sum_of_chunks(logits, leaf, cotangents(logits.detach()), at_once)
+    (bend,) = torch.autograd.grad(vectors, leaf, tangent.to(vectors.dtype))
+    return bend.to(tangent.dtype)
 
 
 def by_double_backward(
@@ -309,12 +227,38 @@ def by_double_backward(
     whole = len(vectors) <= at_once or not constant
     products = vector_jacobian_products(logits, leaf, vectors[:] if whole else vectors[:1], create_graph=True)
     penalty = squared_lengths(products)
-    parameters = trained_by(owner, penalty, leaf)
+    parameters = _parameters_of(owner, penalty, leaf)
     if whole:
         return penalty
     del products, penalty  # and their graph
-    many: Tensor = _Chunks.apply((logits, leaf), vectors, at_once, *parameters)  # type: ignore[no-untyped-call]
+    many: Tensor = _ChunkedDoubleBackward.apply((logits, leaf), vectors, at_once, *parameters)  # type: ignore[no-untyped-call]
     return many
+
+
+class _ChunkedDoubleBackward(torch.autograd.Function):
+    """The penalty of many cotangents on one graph of the forward pass: the second-order graph of each chunk is made,
+    used and forgotten, once for the value and once more for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: tuple[Tensor, Tensor], vectors: Rows, at_once: int, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(*parameters)  # one of them changed before backward() raises
+        ctx.graph, ctx.vectors, ctx.at_once = graph, vectors, at_once
+        return _sum_of_chunks(*graph, vectors, at_once)
+
+    @staticmethod
+    @_refuse_create_graph
+    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
+        parameters, (logits, leaf) = ctx.saved_tensors, ctx.graph
+        sums: list[Tensor | None] = [None] * len(parameters)
+        for chunk in in_chunks(len(ctx.vectors), ctx.at_once):
+            with torch.enable_grad():
+                penalty = squared_lengths(vector_jacobian_products(logits, leaf, ctx.vectors[chunk], create_graph=True))
+            gradients = torch.autograd.grad(penalty, parameters, weights, retain_graph=True, allow_unused=True)
+            del penalty  # with its graph, before the next one is made
+            sums = [_add(total, gradient) for total, gradient in zip(sums, gradients, strict=True)]
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            del ctx.graph, ctx.vectors  # as torch frees what it saved
+        return None, None, None, *sums
 
 
 def _sum_of_chunks(logits: Tensor, leaf: Tensor, vectors: Rows, at_once: int) -> Tensor:
@@ -322,6 +266,17 @@ def _sum_of_chunks(logits: Tensor, leaf: Tensor, vectors: Rows, at_once: int) ->
     for chunk in in_chunks(len(vectors), at_once):
         total += squared_lengths(vector_jacobian_products(logits, leaf, vectors[chunk], keep_graph=True))
     return total
+
+
+def squared_lengths(g: Tensor) -> Tensor:
+    """(M, B, ...) -> (B,): sums of squares over M and the image, in float32 or wider."""
+    return g.to(torch.promote_types(g.dtype, torch.float32)).flatten(2).square().sum(dim=(0, 2))
+
+
+def _add(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    return total + gradient
 
 
 class _WithinDDP(torch.autograd.Function):
@@ -335,7 +290,7 @@ class _WithinDDP(torch.autograd.Function):
         return penalty[0].detach()
 
     @staticmethod
-    @refuse_double_backward
+    @_refuse_create_graph
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
         keep, parameters = torch._C._autograd._get_current_graph_task_keep_graph(), ctx.saved_tensors
         gradients = torch.autograd.grad(ctx.penalty, parameters, weights, retain_graph=keep, allow_unused=True)
@@ -369,33 +324,66 @@ def _refuse_a_pass_of_its_own(owner: str, ddp: Any, gradients: list[tuple[Tensor
     torch.autograd.Variable._execution_engine.queue_callback(check)
 
 
-class _Chunks(torch.autograd.Function):
-    """The penalty of many cotangents on one graph of the forward pass: the second-order graph of each chunk is made,
-    used and forgotten, once for the value and once more for the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, graph: tuple[Tensor, Tensor], vectors: Rows, at_once: int, *parameters: Tensor) -> Tensor:
-        ctx.save_for_backward(*parameters)  # one of them changed before backward() raises
-        ctx.graph, ctx.vectors, ctx.at_once = graph, vectors, at_once
-        return _sum_of_chunks(*graph, vectors, at_once)
-
-    @staticmethod
-    @refuse_double_backward
-    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
-        parameters, (logits, leaf) = ctx.saved_tensors, ctx.graph
-        sums: list[Tensor | None] = [None] * len(parameters)
-        for chunk in in_chunks(len(ctx.vectors), ctx.at_once):
-            with torch.enable_grad():
-                penalty = squared_lengths(vector_jacobian_products(logits, leaf, ctx.vectors[chunk], create_graph=True))
-            gradients = torch.autograd.grad(penalty, parameters, weights, retain_graph=True, allow_unused=True)
-            del penalty  # with its graph, before the next one is made
-            sums = [_add(total, gradient) for total, gradient in zip(sums, gradients, strict=True)]
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
-            del ctx.graph, ctx.vectors  # as torch frees what it saved
-        return None, None, None, *sums
+def _check_trainable(owner: str, model: nn.Module, x: Tensor) -> None:
+    """A penalty called where it cannot train anything, or not what made its images, says so."""
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            f"{owner}: called under torch.inference_mode(), where no gradient exists; "
+            f"leave it first, or use {owner}.value(...) to measure"
+        )
+    if not torch.is_grad_enabled():
+        raise InputError(
+            f"{owner}: called under torch.no_grad(), so the penalty would carry no gradient; "
+            f"call it with gradients enabled, or use {owner}.value(...) to measure"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(
+            f"{owner}: no parameter of the model requires a gradient, so the penalty would train nothing; "
+            f"unfreeze the model, or use {owner}.value(...) to measure"
+        )
+    if x.grad_fn is not None:
+        raise InputError(
+            f"{owner}: the images are the result of something that is differentiated, which the penalty would not "
+            "train; give the whole network and its images, or detach them: x.detach()"
+        )
 
 
-def _add(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
-    if total is None or gradient is None:
-        return gradient if total is None else total
-    return total + gradient
+def _check_not_sharded(owner: str, model: nn.Module) -> None:
+    """FSDP has a part of each weight in every process, and its hooks gather them for first derivatives alone."""
+    fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
+    wrapped = fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules())
+    if wrapped or (tensor is not None and any(isinstance(p, tensor.DTensor) for p in model.parameters())):
+        raise InputError(
+            f"{owner}: the model's weights are sharded over processes (fully_shard, FSDP or tensor parallelism), which "
+            "has no second derivatives; use DistributedDataParallel"
+        )
+
+
+def _parameters_of(owner: str, penalty: Tensor, leaf: Tensor) -> list[Tensor]:
+    """The parameters that the penalty's graph reaches, beside the images' leaf, in the model or outside of it.
+
+    None is refused: without this a lost graph would train on without the penalty. That the penalty requires a gradient
+    proves nothing, for a second derivative may depend on the images alone.
+    """
+    found = [tensor for tensor in _leaves_of(penalty) if tensor is not leaf]
+    if not found:
+        raise InputError(
+            f"{owner}: the penalty does not depend on the parameters; the model's forward loses the graph of the input "
+            "gradient (a custom backward without a second derivative, or a compiled part), or what is trained does not "
+            "change it (biases alone, say)"
+        )
+    return found
+
+
+def _leaves_of(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a backward pass from here would give gradients to."""
+    waiting, seen, leaves = [tensor.grad_fn], set(), []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "torch::autograd::AccumulateGrad":
+            leaves.append(cast(Any, node).variable)
+        waiting += [following for following, _ in node.next_functions]
+    return leaves

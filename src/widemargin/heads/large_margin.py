@@ -1,10 +1,9 @@
-"""How L-Softmax eases in its margin: lambda, the weight of the plain logit, falls with the optimizer's steps.
+"""L-Softmax (Liu et al.): the label must win by an angle, m theta_y in place of theta_y, annealed from plain softmax.
 
-L-Softmax: the label must win by an angle, m theta_y in place of theta_y, annealed from plain softmax.
-
-Prediction uses plain logits w_j . f without a bias; training replaces the label's (``losses.large_margin_logits``).
-The annealing (``annealing``) counts optimizer steps in a buffer, so a resumed run goes on where it was and extra
-forwards do not speed it up. m = 1 is plain softmax without a bias, which is what the paper's CNN rows are.
+Prediction uses plain logits w_j . f without a bias; training replaces the label's (``losses.large_margin_logits``):
+lambda, the weight of its plain logit there, falls with the optimizer's steps, which a buffer counts. So a resumed run
+goes on where it was, and extra forwards do not speed it up. m = 1 is plain softmax without a bias, which is what the
+paper's CNN rows are.
 """
 
 from dataclasses import dataclass, field

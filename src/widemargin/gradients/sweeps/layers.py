@@ -1,12 +1,13 @@
 """The layers whose sweeps are written by hand: convolution, linear, batch norm in evaluation mode, ReLU family, sums.
 
-A sweep carries M vectors per sample at once: adjoints and tangents are (M, B, ...), the vectors of the plain reverse
+A sweep carries M vectors per sample at once: adjoints and tangents are (M, B, ...), the vectors of the ordinary reverse
 pass (B, ...). Each layer is linear in its input once the weights and the signs are fixed, so an adjoint (reverse) and a
 tangent (forward) need no activations, only masks and weights. All arithmetic is in the type the forward pass used.
 
-Batch norm in evaluation mode as one multiply-add per element: scale and shift are made beforehand, once per step.
-
-As an operator of its own, so that a recording still knows whose weight and bias it is.
+Every layer offers ``adjoint``, ``tangent``, ``weight_gradients`` (of <a, tangent> at fixed activations), ``reverse``
+(the ordinary backward pass, which needs the activations) and ``forget`` (itself without them). Batch norm may also have
+been folded into one multiply-add per element, by scales and shifts made once per step (``folded_batch_norm``): an
+operator of its own, so that a recording still knows whose weight and bias it is.
 """
 
 from dataclasses import dataclass, replace

@@ -1,11 +1,7 @@
-"""Nests of lists, tuples and dictionaries that hold tensors: the arguments and results of operators.
-
-The operators of torch a tape may hold, by the function itself: another one of the same name is not known.
-
-Every other operator we trust, by torch's own forward and reverse derivatives of it.
+"""Every operator without a layer written by hand, by torch's own forward and reverse derivatives of it.
 
 Most are linear (pooling, reshaping, padding) and cheap. The curved ones (smooth activations, a product of two
-activations, normalizations) bend the tangent with the activations: their curvature starts the plain reverse pass.
+activations, normalizations) bend the tangent with the activations: their curvature starts the ordinary reverse pass.
 """
 
 import threading
@@ -20,7 +16,7 @@ from widemargin.gradients.sweeps.layers import Gradients, Vectors
 
 
 def mapped(value: Any, change: Callable[[Any], Any], of: type = Tensor) -> Any:
-    """The same nest with every ``of`` changed; a special kind of list or tuple becomes a plain one."""
+    """The same nest with every ``of`` changed; a special kind of list or tuple becomes an ordinary one."""
     if isinstance(value, of):
         return change(value)
     if isinstance(value, list):

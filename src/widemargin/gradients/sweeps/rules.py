@@ -1,10 +1,8 @@
-"""The operators of torch a tape may hold, by the function itself: another one of the same name is not known.
+"""Which layer a call of a torch operator is.
 
-``torch.batch_norm`` is why: it takes the arguments of ``torch.nn.functional.batch_norm`` in another order.
-
-From a call of an operator to the layer it is.
-
-A rule reads the arguments first and ``call.result``, which runs the operator, when it has accepted them.
+Operators are known by the function itself, not by name: ``torch.batch_norm`` takes the arguments of
+``torch.nn.functional.batch_norm`` in another order. A rule reads the arguments first and ``call.result``, which runs
+the operator, when it has accepted them.
 """
 
 from collections.abc import Callable
@@ -67,7 +65,7 @@ def _functions() -> dict[Function, str]:
 def _in_place() -> dict[Function, Function]:
     pairs = [(space, name) for name in NAMES.values() for space in (torch, Tensor, F)]
     found = {getattr(space, f"{name}_", None): getattr(space, name, None) for space, name in pairs}
-    return {f: plain for f, plain in found.items() if callable(f) and plain in NAMES and f not in _OTHER_ARGUMENTS}
+    return {f: other for f, other in found.items() if callable(f) and other in NAMES and f not in _OTHER_ARGUMENTS}
 
 
 NAMES = _functions()
@@ -79,7 +77,7 @@ OUT_OF_PLACE = _in_place()
 Layer = Convolution | Affine | BatchNorm | Slopes | Sum | Operator
 
 
-class NotSweepable(Exception):  # noqa: N818 - not an error: the other way is taken
+class NotSweepable(Exception):  # noqa: N818 - not an error: double backward is taken
     """Something the sweeps cannot account for."""
 
 
@@ -95,7 +93,7 @@ class Call:
     """Whether a tensor depends on the images."""
     parameter: Callable[[Any], str | None]
     """The name of a parameter that is trained."""
-    kept: Callable[[Tensor], Tensor]
+    snapshot: Callable[[Tensor], Tensor]
     """A constant that will be read later, as it is now."""
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
@@ -125,7 +123,7 @@ def _convolution(call: Call) -> Layer:
     weight, bias = call.argument(1, "weight"), call.argument(2, "bias")
     _only_input(call, weight, bias)
     return Convolution(
-        weight=call.kept(weight),
+        weight=call.snapshot(weight),
         weight_name=call.parameter(weight),
         bias_name=call.parameter(bias),
         geometry=_geometry(call, spatial=weight.dim() - 2),
@@ -156,7 +154,7 @@ def _affine(call: Call) -> Layer:
     if call.x.dim() < 2 or weight.dim() != 2:
         raise NotSweepable("linear without a batch")
     return Affine(
-        weight=call.kept(weight),
+        weight=call.snapshot(weight),
         weight_name=call.parameter(weight),
         bias_name=call.parameter(bias),
         input_dtype=call.x.dtype,
@@ -260,7 +258,7 @@ def _operator(call: Call) -> Layer:
     divisor = divides_by(call.name, (call.x, call.argument(1, "other")))
     return Operator(
         call=_again(call, [*map(id, inputs)], [*trained]),
-        constants=[call.kept(tensor) for tensor in others],
+        constants=[call.snapshot(tensor) for tensor in others],
         kind=kind_of(call.name, inputs=len(inputs), divides=call.depends(divisor)),
         inputs=[*inputs, *trained.values()],
         names=[*trained],
@@ -278,7 +276,7 @@ class _Place:
 
 def _again(call: Call, inputs: list[int], names: list[str]) -> Callable[..., Tensor]:
     """The operator as a function of (constants, *inputs), under the autocast it ran in."""
-    constants = iter(range(len(tensors_in((call.args, call.options)))))
+    numbers = iter(range(len(tensors_in((call.args, call.options)))))
 
     def place(tensor: Tensor) -> _Place:
         name = call.parameter(tensor)
@@ -286,14 +284,14 @@ def _again(call: Call, inputs: list[int], names: list[str]) -> Callable[..., Ten
             return _Place(constant=False, index=inputs.index(id(tensor)))
         if name is not None:
             return _Place(constant=False, index=len(inputs) + names.index(name))
-        return _Place(constant=True, index=next(constants))
+        return _Place(constant=True, index=next(numbers))
 
     template = mapped((call.args, call.options), place)
     function, device = call.function, call.result.device.type
     autocast, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
-    def again(fixed: list[Tensor], *values: Tensor) -> Tensor:
-        args, options = mapped(template, lambda at: (fixed if at.constant else values)[at.index], of=_Place)
+    def again(constants: list[Tensor], *values: Tensor) -> Tensor:
+        args, options = mapped(template, lambda at: (constants if at.constant else values)[at.index], of=_Place)
         with torch.autocast(device, dtype=dtype, enabled=autocast, cache_enabled=False):
             result: Tensor = function(*args, **options)
         return result

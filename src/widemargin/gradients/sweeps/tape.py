@@ -1,18 +1,15 @@
-"""Run a model's own forward once and write down what it did: a tape of layers that can be swept in both directions.
+"""A model's own forward, run once and recorded as a tape of layers that can be swept in both directions.
+
+For vectors c at the logits, g = J^T c is the adjoint that arrives at the images (``adjoint_sweep``). For vectors v at
+the images, the gradient of <c, J v> by a weight W is d<a, W t>/dW with a the adjoint after W and t the tangent before
+it: one ordinary weight-gradient kernel per layer, on numbers the two sweeps have at hand (``tangent_sweep``). Where an
+operator is curved, or c depends on the logits, an ordinary reverse pass adds what reaches the weights through the
+activations (``reverse_sweep``). ``EagerSweeps`` offers the four as they are; the engine compiles them.
 
 Whatever the tape cannot account for (a custom autograd function, a weight computed from parameters, an operator it does
 not know, a tensor from nowhere, what ``no_grad`` hides) raises ``NotSweepable``, and the caller falls back to double
 backward. Nothing is guessed. Operators that work in place run out of place here; the tensor they would have changed is
 replaced wherever it is used again.
-
-The sweeps over a tape: adjoints from the logits to the images, tangents from the images to the logits.
-
-For vectors c at the logits, g = J^T c is the adjoint that arrives at the images. For vectors v at the images, the
-gradient of <c, J v> by a weight W is d<a, W t>/dW with a the adjoint after W and t the tangent before it: one ordinary
-weight-gradient kernel per layer, on numbers the two sweeps have at hand. Where an operator is curved, or c depends on
-the logits, a plain reverse pass adds what reaches the weights through the activations.
-
-The four stages of a penalty: record, adjoints, tangents, reverse. Run as they are, or compiled by the engine.
 """
 
 import sys
@@ -69,10 +66,12 @@ def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor
     recorder = _Recorder(model, x, trained)
     try:
         with eager_operators(), torch.enable_grad(), recorder:
-            logits = recorder.now(model(recorder.images))
+            logits = recorder.current(model(recorder.images))
     except (RuntimeError, AssertionError) as error:  # such as a hook on an activation: here it has no graph
         raise NotSweepable(f"the forward pass: {error}") from None
-    tape = _careful(_needed(Tape(recorder.entries, recorder.finish(logits), frozenset(recorder.read))))
+    tape = _with_strict_slopes(
+        _without_unused(Tape(recorder.entries, recorder.finish(logits), frozenset(recorder.read)))
+    )
     _check_trains(tape)
     if any(isinstance(entry.layer, Operator) for entry in tape.entries):
         _check_transforms()
@@ -102,8 +101,8 @@ def _check_trains(tape: Tape) -> None:
         raise NotSweepable("no parameter that is trained changes an input gradient")
 
 
-def _needed(tape: Tape) -> Tape:
-    """Without operators the logits do not depend on."""
+def _without_unused(tape: Tape) -> Tape:
+    """Without the operators that the logits do not depend on."""
     wanted, entries = {tape.output}, []
     for entry in reversed(tape.entries):
         if entry.output in wanted:
@@ -112,7 +111,7 @@ def _needed(tape: Tape) -> Tape:
     return replace(tape, entries=entries[::-1])
 
 
-def _careful(tape: Tape) -> Tape:
+def _with_strict_slopes(tape: Tape) -> Tape:
     """A curved operator may have an infinite slope: a ReLU behind it must give 0, where a product would give NaN."""
     if not tape.curved:
         return tape
@@ -124,7 +123,7 @@ def _careful(tape: Tape) -> Tape:
 
 
 class _Recorder(TorchFunctionMode):
-    """Sees every call of a torch operator. Tensors are known by their id, so all that are known are kept alive.
+    """Sees every call of a torch operator. Tensors are known by their id, so all that are known are held alive.
 
     ``number``: those that depend on the images. ``parameters``: those that are trained. ``constants``: the rest that
     may be used. A tensor that is none of these came about in a way that was not seen, and may not be used.
@@ -146,7 +145,7 @@ class _Recorder(TorchFunctionMode):
         self.alive: list[Any] = [self.images, *named.values(), *model.buffers()]
         self.versions = [(self.images, _version(self.images))]
 
-    def now(self, value: Any) -> Any:
+    def current(self, value: Any) -> Any:
         """The same arguments with every tensor that was changed in place replaced."""
         return mapped(value, lambda tensor: self.replaced.get(id(tensor), tensor)) if self.replaced else value
 
@@ -163,21 +162,21 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         del types
         given = tensors_in(args)
-        args, options = self.now((args, kwargs or {}))
+        args, options = self.current((args, kwargs or {}))
         tensors = tensors_in((args, options))
         if not any(map(self._depends, tensors)) or not torch.is_grad_enabled():
-            return self._aside(func, args, options, tensors)
+            return self._off_the_tape(func, args, options, tensors)
         if func == _REQUIRES_GRAD and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
             return True  # as in a pass with a graph: the model may go on to put a hook there
         if func in OUT_OF_PLACE or options.get("inplace", False):
-            return self._changed(func, args, options, given)
+            return self._in_place(func, args, options, given)
         _refuse_effects(func, options)
         if func in NAMES:
-            return self._recorded(func, args, options)
-        return self._aside(func, args, options, tensors)
+            return self._on_the_tape(func, args, options)
+        return self._off_the_tape(func, args, options, tensors)
 
-    def _aside(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
-        """Not for the tape. Its result may be used there if it is a constant: made of such, or no real numbers.
+    def _off_the_tape(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
+        """Its result may be used there if it is a constant: made of such, or no real numbers.
 
         Without gradients nothing is sure: the forward of a custom autograd function runs so.
         """
@@ -190,17 +189,17 @@ class _Recorder(TorchFunctionMode):
         if versions != [_version(tensor) for tensor in may_not_change]:
             raise NotSweepable("a constant into which an activation or a parameter is written")
         outputs = tensors_in(result)
-        self._know([output for output in outputs if constant or not _has_fractions(output)])
+        self._add_constants([output for output in outputs if constant or not _has_fractions(output)])
         self.aliased |= {id(t) for t in tensors if self._depends(t) and any(_share(t, output) for output in outputs)}
         return result
 
-    def _changed(self, func: Function, args: Any, options: Any, given: list[Tensor]) -> Tensor:
+    def _in_place(self, func: Function, args: Any, options: Any, given: list[Tensor]) -> Tensor:
         """An operator that works in place runs out of place; its result stands for the tensor from now on."""
         options = {key: value for key, value in options.items() if key != "inplace"}
         old: Any = args[0] if args else None
         if not self._depends(old) or id(old) in self.aliased:
             raise NotSweepable("an operator in place on a tensor that others may see")
-        new = self._recorded(OUT_OF_PLACE.get(func, func), args, options)
+        new = self._on_the_tape(OUT_OF_PLACE.get(func, func), args, options)
         if new.shape != old.shape or new.dtype != old.dtype:
             raise NotSweepable("an operator in place that changes shape or type")
         self.alive.append(given[0])
@@ -208,12 +207,12 @@ class _Recorder(TorchFunctionMode):
         self.replaced |= dict.fromkeys([id(given[0]), id(old), *same], new)
         return new
 
-    def _recorded(self, func: Function, args: Any, options: Any) -> Tensor:
+    def _on_the_tape(self, func: Function, args: Any, options: Any) -> Tensor:
         tensors = tensors_in((args, options))
         name = NAMES.get(func, "")
         if not name or not all(map(self._is_known, tensors)):
             raise NotSweepable(f"{name or func} of a tensor computed from parameters, or from outside the model")
-        call = Call(name, func, args, options, self._depends, self._parameter, self._kept)
+        call = Call(name, func, args, options, self._depends, self._parameter, self._snapshot)
         with torch.no_grad():
             layer = layer_of(call)
             result = call.result
@@ -233,7 +232,7 @@ class _Recorder(TorchFunctionMode):
         if result._is_view():
             self.aliased |= {id(result), *map(id, inputs)}
 
-    def _know(self, constants: list[Tensor]) -> None:
+    def _add_constants(self, constants: list[Tensor]) -> None:
         new = [tensor for tensor in constants if not self._is_known(tensor)]
         self.alive += new
         self.constants |= set(map(id, new))
@@ -247,7 +246,7 @@ class _Recorder(TorchFunctionMode):
     def _parameter(self, tensor: Any) -> str | None:
         return self.parameters.get(id(tensor))
 
-    def _kept(self, constant: Tensor) -> Tensor:
+    def _snapshot(self, constant: Tensor) -> Tensor:
         """Weights as they are: autograd notices when they change. Of anything else a copy."""
         return constant if id(constant) in self.weights else constant.clone()
 
@@ -281,12 +280,12 @@ Values = dict[int, Tensor]
 def adjoint_sweep(tape: Tape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
     """(g (M, B, ...), the adjoint (M, B, ...) of every operator's result, in the tape's order)."""
     at: Values = {tape.output: cotangents}
-    kept: list[Tensor] = []
+    adjoints: list[Tensor] = []
     for entry in reversed(tape.entries):
         a = at.pop(entry.output)
-        kept.append(a)
+        adjoints.append(a)
         _add(at, zip(entry.inputs, entry.layer.adjoint(a), strict=True))
-    return at[0], kept[::-1]
+    return at[0], adjoints[::-1]
 
 
 def tangent_sweep(tape: Tape, adjoints: Sequence[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
@@ -309,7 +308,7 @@ def tangent_sweep(tape: Tape, adjoints: Sequence[Tensor], v: Tensor) -> tuple[Te
 
 
 def reverse_sweep(tape: Tape, bends: Mapping[int, Tensor]) -> Gradients:
-    """The plain backward pass from ``bends``."""
+    """The ordinary backward pass from ``bends``."""
     at = dict(bends)
     gradients: Gradients = {}
     for entry in reversed(tape.entries):
