@@ -41,6 +41,14 @@ def plain_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def seed_1(tmp_path_factory):
+    """The first run with another seed."""
+    out = tmp_path_factory.mktemp("runs") / "seed-1"
+    train(with_overrides(from_dict(tomllib.loads(BASE)), ["seed=1"]), out=out)
+    return out
+
+
+@pytest.fixture(scope="module")
 def digits():
     return load("mnist-embedded", "test", limit=47)
 

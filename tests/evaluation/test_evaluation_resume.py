@@ -229,10 +229,10 @@ def test_two_evaluations_without_a_folder_do_not_meet(tmp_path):
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory):
-    """An evaluation killed halfway."""
+    """An evaluation killed in its last shard."""
     out = tmp_path_factory.mktemp("half") / "out"
     with pytest.raises(KeyboardInterrupt):
-        evaluate(counted(150, interrupt), out)
+        evaluate(counted(400, interrupt), out)
     return out
 
 
@@ -344,31 +344,190 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         evaluate(counted(), tmp_path / "file" / "out")
 
 
-SHARD_FAULTS = {
-    "a line removed": lambda lines: lines[:-1],
-    "a line twice": lambda lines: [*lines, lines[-1]],
-    "a verdict changed": lambda lines: [line.replace('"fgsm": true', '"fgsm": false') for line in lines],
+# Damaged records
+
+
+def rewritten(pattern, replacement):
+    """An edit of a file's text, which changes something."""
+
+    def edit(path, _):
+        text = path.read_text()
+        changed = re.sub(pattern, replacement, text, count=1)
+        assert changed != text
+        path.write_text(changed)
+
+    return edit
+
+
+def beside(name):
+    """Another file of the same folder in its stead."""
+    return lambda path, _: shutil.copyfile(path.with_name(name), path)
+
+
+def of_another_seed(path, other):
+    """The file of the same name of an evaluation with another seed."""
+    shutil.copyfile(other / (PART if path.name == Path(PART).name else SHARD), path)
+
+
+LAST_LINE = r"([^\n]*\n)\Z"
+UNFIT = "does not fit its digest, so it was changed, damaged, or brought from elsewhere; remove it, and the same "
+PART, SHARD = "parts/00002/fgsm.json", "shards/00001.jsonl"
+RECORD_FAULTS = {
+    "a part: an answer changed": (PART, rewritten("true|false", "null"), UNFIT),
+    "a part: cut off": (PART, lambda path, _: path.write_text(path.read_text()[:-9]), "not valid JSON.*Remove it"),
+    "a part: no table": (PART, lambda path, _: path.write_text("[1]"), "must be a table; remove it"),
+    "a part: of another attack": (PART, beside("pgd20.json"), UNFIT),
+    "a part: of other settings": (PART, of_another_seed, UNFIT),
+    "what was seen first: changed": ("sanity.json", rewritten('"alarms"', '"alarm"'), UNFIT),
+    "answers: changed": ("answers.json", rewritten(r"\[\[\d*", "[[12"), UNFIT),
+    "settings: cut off": ("settings.json", rewritten("}$", ""), "not valid JSON.*Put back a copy of it"),
+    "a shard: a line removed": (SHARD, rewritten(LAST_LINE, ""), UNFIT),
+    "a shard: a line twice": (SHARD, rewritten(LAST_LINE, r"\1\1"), UNFIT),
+    "a shard: a verdict changed": (SHARD, rewritten('"fgsm": true', '"fgsm": false'), UNFIT),
+    "a shard: of other images": (SHARD, beside("00000.jsonl"), UNFIT),
+    "a shard: of other settings": (SHARD, of_another_seed, UNFIT),
 }
 
 
-@pytest.mark.parametrize("name", SHARD_FAULTS)
-def test_a_changed_shard_is_refused_by_its_name_and_judged_again(name, whole, tmp_path):
-    evaluate(counted(), tmp_path)
-    path = tmp_path / "shards" / "00001.jsonl"
-    lines = path.read_text().splitlines()
-    changed = SHARD_FAULTS[name](lines)
-    assert changed != lines
-    path.write_text("\n".join(changed) + "\n")
-    with pytest.raises(InputError, match=r"00001.jsonl does not fit its digest.*remove it"):
-        evaluate(counted(), tmp_path)
-    path.unlink()
-    assert_same(evaluate(counted(), tmp_path), whole[1])
-    assert records(tmp_path) == whole[0]
+@pytest.fixture(scope="module")
+def other_seed(tmp_path_factory):
+    """The same with another seed."""
+    out = tmp_path_factory.mktemp("other") / "out"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(counted(400, interrupt), out, seed=1)
+    return out
 
 
-def test_another_model_of_the_same_weights_is_refused(tmp_path):
-    evaluate(counted(), tmp_path, limit=3)
-    other = counted()
-    other.model.height = 0.2  # an attribute, which no weight holds
-    with pytest.raises(InputError, match="another model, of the same weights, which gives other answers"):
-        evaluate(other, tmp_path)
+@pytest.mark.parametrize("name", RECORD_FAULTS)
+def test_a_changed_record_is_refused_by_its_name_and_made_again(name, whole, half, other_seed, tmp_path):
+    file, damage, told = RECORD_FAULTS[name]
+    out = shutil.copytree(half, tmp_path / "out")
+    damage(out / file, other_seed)
+    with pytest.raises(InputError, match=rf"{Path(file).name} .*{told}"):
+        evaluate(counted(), out)
+    if file != "settings.json":
+        (out / file).unlink()
+        assert_same(evaluate(counted(), out), whole[1])
+        assert records(out)["shards"] == whole[0]["shards"]
+
+
+def without_digests(out):
+    """As the versions before wrote it: no digest anywhere, no answers; a shard is left to do."""
+    for path in [*out.rglob("*.json"), *out.rglob("*.jsonl")]:
+        path.write_text(re.sub(r',? *"digest": "[0-9a-f]{64}"', "", path.read_text()))
+    (out / "answers.json").unlink()
+
+
+def test_records_without_digests_are_taken_with_a_note(half, whole, tmp_path):
+    out = shutil.copytree(half, tmp_path / "out")
+    without_digests(out)
+    report = evaluate(counted(), out)
+    assert report.accuracy == whole[1].accuracy
+    shards, answers = report.notes
+    assert shards.endswith("of so many, images, labels and counts were checked, and verdicts could not be: 2.")
+    assert answers.endswith("did not record the model's answers; only its weights were compared when it went on.")
+    assert evaluate(counted(), out).notes == report.notes
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "told"),
+    [
+        (LAST_LINE, "", "lacks lines, or has too many or other ones"),
+        (LAST_LINE, r"\1\1", "lacks lines, or has too many or other ones"),
+        ('"prediction": ', '"prediction": 1', "lacks lines, or has too many or other ones"),
+        ('"fgsm": true', '"fgsm": 1', "lacks lines, or has too many or other ones"),
+        ('"first": 3', '"first": 0', "lacks lines, or has too many or other ones"),
+        ('"index"', '"place"', "holds lines that are no records of examples"),
+    ],
+)
+def test_shards_without_digests_must_be_shards(half, tmp_path, pattern, replacement, told):
+    out = shutil.copytree(half, tmp_path / "out")
+    without_digests(out)
+    rewritten(pattern, replacement)(out / SHARD, None)
+    with pytest.raises(InputError, match=f"00001.jsonl {told}; remove it"):
+        evaluate(counted(), out)
+
+
+def test_a_shard_without_a_digest_of_other_labels_is_refused(half, tmp_path):
+    out = shutil.copytree(half, tmp_path / "out")
+    without_digests(out)
+    header, *rows = map(json.loads, (out / SHARD).read_text().splitlines())
+    for row in rows:
+        row["label"] = (row["label"] + 1) % CLASSES
+        row["verdicts"]["clean"] = row["prediction"] == row["label"]
+    (out / SHARD).write_text("\n".join(map(json.dumps, [header, *rows])) + "\n")
+    with pytest.raises(
+        InputError, match=r"00001.jsonl does not hold the examples of its images, one line each; remove"
+    ):
+        evaluate(counted(), out)
+
+
+# Weights are not all of a model: what it said to the first images
+
+
+class Changed(torch.nn.Module):
+    """A classifier whose forward pass is a function, so that two of them can share weights."""
+
+    def __init__(self, forward, dtype=torch.float32):
+        super().__init__()
+        self.model, self.how = taught_conv(CLASSES).to(dtype), forward
+
+    def forward(self, x):
+        return self.how(self.model, x)
+
+
+def ordinary(model, x):
+    return model(x)
+
+
+def in_float64(model, x):
+    return copy.deepcopy(model).double()(x.double()).to(x.dtype)
+
+
+def one_at_a_time(model, x):
+    return torch.cat([model(image[None]) for image in x])
+
+
+def noisy(model, x):
+    return model(x) + torch.randn(len(x), CLASSES)
+
+
+def with_tanh(model, x):
+    for layer in model:
+        x = x.tanh() if isinstance(layer, torch.nn.ReLU) else layer(x)
+    return x
+
+
+def ruling_one_out(model, x):
+    return torch.cat([model(x)[:, :-1], x.new_full((len(x), 1), -torch.inf)], 1)
+
+
+ANSWERED = {
+    "the same": (ordinary, ordinary, torch.float32, True),
+    "rounded otherwise": (ordinary, in_float64, torch.float32, True),
+    "other batches": (ordinary, one_at_a_time, torch.float32, True),
+    "bfloat16 rounded otherwise": (ordinary, in_float64, torch.bfloat16, True),
+    "randomized": (noisy, noisy, torch.float32, True),
+    "a class ruled out": (ruling_one_out, ruling_one_out, torch.float32, True),
+    "tanh for relu": (ordinary, with_tanh, torch.float32, False),
+    "tanh for relu in bfloat16": (ordinary, with_tanh, torch.bfloat16, False),
+    "a mean as an attribute": (ordinary, lambda model, x: model(x - 0.4), torch.float32, False),
+    "a scale as an attribute": (ordinary, lambda model, x: 1.01 * model(x), torch.float32, False),
+    "other classes": (ordinary, lambda model, x: model(x)[:, :-1], torch.float32, False),
+    "a class ruled out since": (ordinary, ruling_one_out, torch.float32, False),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_another_model_of_the_same_weights_is_refused_and_another_rounding_is_not(name, tmp_path):
+    before, now, dtype, same = ANSWERED[name]
+    x, y = pictures(CLASSES, 20)
+    data = x[y < CLASSES - 1], y[y < CLASSES - 1]
+    options = {"eps": 0.1, "margins": False, "sanity": False, "out": tmp_path}
+    report = widemargin.evaluate(Changed(before, dtype), data, ["clean"], **options)
+    again = Changed(now, dtype)
+    if same:
+        assert widemargin.evaluate(again, data, ["clean"], **options).accuracy == report.accuracy
+    else:
+        with pytest.raises(InputError, match="another model, of the same weights, which gives other answers"):
+            widemargin.evaluate(again, data, ["clean"], **options)

@@ -1,11 +1,15 @@
 """What an evaluation may be pointed at."""
 
+import re
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from widemargin import InputError
 from widemargin.data import ImageSet
+from widemargin.errors import WidemarginWarning
 from widemargin.evaluation import load_target
 
 
@@ -26,6 +30,24 @@ def test_a_run_folder_without_best_weights_means_the_last(plain_folder):
     target = load_target(plain_folder)
     assert target.path == plain_folder / "last.safetensors"
     assert target.description.which == "last"
+
+
+def test_a_run_folder_that_lost_its_best_weights_means_the_last_and_says_so(run_folder, tmp_path):
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    (run / "best.safetensors").unlink()
+    with pytest.warns(WidemarginWarning, match=r"best.safetensors is missing; these are the run's last weights"):
+        target = load_target(run)
+    assert target.path == run / "last.safetensors"
+    assert target.description.selection.endswith("; best.safetensors, chosen on held-out images, is missing")
+
+
+@pytest.mark.parametrize("name", ["best.safetensors", "config.toml"])
+def test_weights_of_another_run_than_the_folders_are_refused(run_folder, seed_1, tmp_path, name):
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    shutil.copyfile(seed_1 / name, run / name)
+    told = "best.safetensors is of another run than the config.toml of its folder (seed: "
+    with pytest.raises(InputError, match=re.escape(told)):
+        load_target(run)
 
 
 def test_a_file_means_that_file(run_folder):

@@ -24,7 +24,7 @@ from report_folders import (
     write_sweep,
 )
 from widemargin import InputError
-from widemargin.core.records import Lines, visible
+from widemargin.core.records import Lines, sealed, visible
 from widemargin.evaluation.folder import CLASSES, INFLATED, MOST, read_gallery
 from widemargin.report import page as pages
 from widemargin.report.findings import search
@@ -176,6 +176,8 @@ FAULTS = [
     (SETTINGS, changed(eps=["1/0"]), "'1/0' is not a number"),
     (SETTINGS, changed(eps=[None]), "eps has no size"),
     (SETTINGS, changed(shard_size=-1), "shard_size must be a count"),
+    *((name, changed(digest="0" * 64), "does not fit its digest") for name in (REPORT, RESULT, SWEEP)),
+    (SHARD, lambda whole: whole.replace(b'"first": 0', b'"first": 0, "count": 3, "digest": "0"'), "fit its digest"),
 ]
 
 
@@ -193,9 +195,24 @@ def test_a_file_that_cannot_be_shown_is_one_line_and_the_rest_is_shown(folder, n
     assert {"results", "training", "facts", "reproduce"} <= set(re.findall(r'<section id="([^"]+)"', text))
 
 
+@pytest.mark.parametrize(("name", "field"), [(EXAMPLES, "examples"), (GALLERY, "gallery")])
+def test_what_lies_beside_a_report_and_is_not_its_own_is_one_line(folder, name, field):
+    report = json.loads((folder / REPORT).read_text())
+    (folder / REPORT).write_text(json.dumps(sealed(report | {field: "0" * 64})))
+    (folder / GALLERY).write_bytes(npz())
+    (fault,) = search([folder]).faults
+    assert f"{folder / name} does not fit its digest" in fault
+
+
+def resealed(whole: bytes) -> bytes:
+    """With its digest, and laid out otherwise."""
+    return json.dumps(sealed(json.loads(whole)), indent=7).encode()
+
+
 NO_IMAGES = np.zeros((0, 3, 4, 4), np.uint8)
 EVIL = "\x1b]0;gone\x07\u202eevil\ud800"
 SHOWN = [
+    *((name, resealed) for name in (REPORT, RESULT, SWEEP)),
     (REPORT, changed(accuracy={"clean": 100, "pgd10@0.031": 0}, eps=[{"value": 0.031}] * 3)),
     (REPORT, changed(curves={"pgd10": [{"eps": 0.1, "accuracy": 3}], "fgsm": [{"eps": 0, "accuracy": 0}] * 3})),
     (REPORT, changed(accuracy={"clean": 10.0, "autoattack/a": 90.0, "autoattack": 95.0})),

@@ -365,3 +365,80 @@ def test_line_ends_and_a_byte_order_mark_are_no_damage(tiny, tmp_path):
     train(config, out=tmp_path)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     assert len(train(config, out=tmp_path).metrics) == 2
+
+
+@pytest.mark.parametrize(
+    ("interrupted_in", "told"),
+    [
+        (2, "best.safetensors was missing and is saved again from last.safetensors"),
+        (3, "best.safetensors was missing and is saved again from previous.safetensors"),
+        (4, "best.safetensors is missing: the weights of epoch 1, the best so far, are lost; the run goes on"),
+    ],
+)
+def test_lost_best_weights_are_saved_again_or_told(interrupted_in, told, tiny, tmp_path, monkeypatch, left_in):
+    config = tiny(*VALIDATED, "epochs=4", "optimizer.lr=1e-6")  # too little for a later epoch to be better
+    train(config, out=tmp_path / "expected")
+    interrupt_at(monkeypatch, (interrupted_in - 1) * STEPS + 1)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out=tmp_path / "run")
+    monkeypatch.undo()
+    (tmp_path / "run" / "best.safetensors").unlink()
+    with pytest.warns(WidemarginWarning, match=told):
+        train(config, out=tmp_path / "run")
+    left, expected = left_in(tmp_path / "run"), left_in(tmp_path / "expected")
+    if "lost" in told:
+        expected.files.remove("best.safetensors")
+        del expected.tensors["best.safetensors"]
+    left.assert_same(expected)
+
+
+def _of_seed_1(name):
+    return lambda run, other: (run / name).write_bytes((other / name).read_bytes())
+
+
+RUN_FAULTS = {
+    "another run's last": (
+        _of_seed_1("last.safetensors"),
+        r"last\S+ is of another run than .* \(seed: 1 here, 0 there",
+    ),
+    "another run's best": (
+        _of_seed_1("best.safetensors"),
+        r"best\S+ is of another run than .* \(seed: 1 here, 0 there",
+    ),
+    "best weights of other scores": (
+        lambda run, _: _described_otherwise(
+            run / "best.safetensors", {"scores": {"validation_robust": 3.0}}, sealed=True
+        ),
+        r"best.safetensors is not what this run saved in epoch \d",
+    ),
+    "an edited configuration": (
+        lambda run, _: (run / "config.toml").write_text(
+            (run / "config.toml").read_text().replace("seed = 0", "seed = 7")
+        ),
+        r"holds another run \(seed: 0 here, 7 there\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUN_FAULTS)
+def test_what_another_run_or_hand_put_into_a_half_done_run_is_refused(name, tiny, tmp_path, monkeypatch):
+    damage, told = RUN_FAULTS[name]
+    config, run, other = tiny(*VALIDATED), tmp_path / "run", tmp_path / "other"
+    train(tiny(*VALIDATED, "seed=1"), out=other)
+    interrupt_at(monkeypatch, 2 * STEPS + 1)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out=run)
+    monkeypatch.undo()
+    damage(run, other)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(InputError, match=told):
+        train(config, out=run)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_checkpoints_of_a_run_whose_configuration_was_edited_are_refused_under_it_too(tiny, tmp_path):
+    train(tiny(*VALIDATED), out=tmp_path)
+    edited = (tmp_path / "config.toml").read_text().replace("seed = 0", "seed = 7")
+    (tmp_path / "config.toml").write_text(edited)
+    with pytest.raises(InputError, match=r"last.safetensors is of another run than .* \(seed: 0 here, 7 there\)"):
+        train(tiny(*VALIDATED, "seed=7"), out=tmp_path)
