@@ -1,4 +1,4 @@
-"""Folders that an earlier version made go on: a run stopped within its second epoch, an evaluation killed within a shard.
+"""Folders of an earlier version go on: a run stopped within its second epoch, an evaluation killed within a shard.
 
 ``before_0_1_0`` holds both, and the same run and evaluation finished (their files as that version wrote them).
 """
