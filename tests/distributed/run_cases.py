@@ -13,7 +13,7 @@ from widemargin.config.checkpoint import load_checkpoint
 from widemargin.config.toml import from_dict, with_overrides
 from widemargin.distributed.group import Processes
 from widemargin.training import Stop, run_folder, train
-from widemargin.training import graphed_step as steps_module
+from widemargin.training import step as steps_module
 from widemargin.training import watch as watch_module
 from widemargin.training.setup import load_splits, make_state
 from widemargin.training.state import check_same_weights

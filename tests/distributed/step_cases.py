@@ -19,9 +19,9 @@ from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin, Linea
 from widemargin.models import LBGATTeacherConfig, MLPConfig, WideResNetConfig
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
 from widemargin.training import StepContext
-from widemargin.training.graphed_step import EagerSteps
 from widemargin.training.setup import make_state
 from widemargin.training.state import TrainState, update_average
+from widemargin.training.step import EagerSteps
 from widemargin.types import Objective
 
 SAMPLES, BATCH, EPOCHS = 15, 7, 2

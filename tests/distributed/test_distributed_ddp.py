@@ -69,7 +69,7 @@ def loss(model, rows):
 def penalty(model, rows):
     return emr(model, images[rows]).mean()
 
-def all_gather(model, rows):
+def together(model, rows):
     (loss(model, rows) + penalty(model, rows) + 2 * penalty(model, rows)).backward()
 
 def first(model, rows):

@@ -112,7 +112,7 @@ def test_an_option_for_several_processes_is_refused_in_one(tmp_path, sync_bn: bo
 def test_checkpoints_in_mid_epoch(tmp_path, monkeypatch) -> None:
     saves, saved = [], run_folder.save_checkpoint
 
-    def noted(path, checkpoint, previous):
+    def noted(path, checkpoint, previous=None):
         saved(path, checkpoint, previous)
         if path.name == "last.safetensors":
             saves.append((checkpoint.description.epoch, checkpoint.description.step))

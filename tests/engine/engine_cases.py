@@ -23,9 +23,9 @@ from widemargin.models import (
 )
 from widemargin.models.classifier import build_model
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
-from widemargin.training.graphed_step import Steps, make_steps
+from widemargin.training.graphed_step import make_steps
 from widemargin.training.state import TrainState, make_optimizer
-from widemargin.training.step import StepContext
+from widemargin.training.step import StepContext, Steps
 from widemargin.types import Nets
 
 

@@ -96,10 +96,10 @@ def place_points(points: Points, folder: Path) -> None:
     from widemargin.core import files
     from widemargin.evaluation import accuracy
     from widemargin.evaluation import accuracy as evaluation_margins
-    from widemargin.training import graphed_step, run_folder, trainer
+    from widemargin.training import run_folder, step, trainer
 
     for kind, owner, name in (
-        ("step", graphed_step, "train_step"),
+        ("step", step, "train_step"),
         ("step", torch.optim.SGD, "step"),
         ("step", torch.Tensor, "backward"),
         ("step", trainer, "update_average"),

@@ -7,7 +7,6 @@ import pytest
 
 from widemargin.errors import WidemarginWarning
 from widemargin.training import train, trainer
-from widemargin.training import trainer as run_module
 from widemargin.training.alarms import meaning_of, new_alarms
 from widemargin.training.run_folder import read_metrics
 
@@ -133,10 +132,10 @@ def test_a_resumed_run_does_not_tell_it_again(collapsing, tmp_path, monkeypatch,
     def stop_after_three(state, config):
         return state.epoch >= 3 or real(state, config)
 
-    real = run_module._finished
-    monkeypatch.setattr(run_module, "_finished", stop_after_three)
+    real = trainer._finished
+    monkeypatch.setattr(trainer, "_finished", stop_after_three)
     assert len(warned(lambda: train(collapsing, out=tmp_path / "parts"))[0]) == 1
-    monkeypatch.setattr(run_module, "_finished", real)
+    monkeypatch.setattr(trainer, "_finished", real)
     assert warned(lambda: train(collapsing, out=tmp_path / "parts"))[0] == []
     left_in(tmp_path / "parts").assert_same(left_in(tmp_path / "whole"))
 

@@ -12,8 +12,7 @@ from widemargin.data import ImageSet
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin
 from widemargin.models import LBGATTeacherConfig, WideResNetConfig
 from widemargin.objectives import Adversarial, Lbgat
-from widemargin.training import StepContext, train, train_step
-from widemargin.training import trainer as epoch_module
+from widemargin.training import StepContext, train, train_step, trainer
 from widemargin.training.setup import make_batches, make_state
 from widemargin.training.state import Best, TrainState, make_average, update_average
 
@@ -251,13 +250,13 @@ def test_the_best_score_comes_back() -> None:
 
 
 def test_updates_are_counted_over_epochs(tiny, tmp_path, monkeypatch):
-    seen, real = [], epoch_module.update_average
+    seen, real = [], trainer.update_average
 
     def counting(*args, updates, **options):
         seen.append(updates)
         real(*args, updates=updates, **options)
 
-    monkeypatch.setattr(epoch_module, "update_average", counting)
+    monkeypatch.setattr(trainer, "update_average", counting)
     train(tiny("epochs=2", "averaging={decay=0.9}"), out=tmp_path)
     assert len(seen) > 1
     assert seen == list(range(len(seen)))

@@ -5,9 +5,8 @@ import pytest
 from widemargin import InputError
 from widemargin.config.toml import to_toml
 from widemargin.evaluation import load_target
-from widemargin.training import graphed_step as steps_module
-from widemargin.training import train
-from widemargin.training import trainer as run_module
+from widemargin.training import step as steps_module
+from widemargin.training import train, trainer
 from widemargin.training.setup import load_splits
 from widemargin.training.step import train_step
 
@@ -65,7 +64,7 @@ def test_and_while_the_first_sets_up(tiny, tmp_path, second, monkeypatch):
         assert [path.name for path in out.iterdir()] == ["config.toml"]
         return load_splits(*args, **options)
 
-    monkeypatch.setattr(run_module, "load_splits", disturbed)
+    monkeypatch.setattr(trainer, "load_splits", disturbed)
     assert train(tiny("epochs=1"), out=out).finished
 
 

@@ -383,8 +383,8 @@ def test_what_a_kill_leaves_of_the_first_file_does_not_take_the_folder(tiny, tmp
 
 
 def test_a_folder_is_held_by_one_process_at_a_time_and_let_go_by_a_kill(tmp_path):
-    program = "import sys; from pathlib import Path; from widemargin.core.files import held\n"
-    program += "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    program = "import sys; from pathlib import Path; from widemargin.core.files import folder_lock\n"
+    program += "with folder_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     child = subprocess.Popen(
         [sys.executable, "-c", program, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -1,16 +1,20 @@
-"""What happens around a captured step, on the CPU: a graph that runs its step again in place of one that replays it."""
+"""What happens around a captured step, on the CPU: a graph that runs its step again in place of one that replays it.
+
+And what such a step reads is the batch: filled in, gathered, augmented.
+"""
 
 import pytest
 import torch
 
 from widemargin.config.toml import with_overrides
+from widemargin.core.batch_share import BatchShare
 from widemargin.data import Batch, Batches, CropFlip, ImageSet, NoAugmentation
 from widemargin.engine import Plan
 from widemargin.recipes import find_recipe
 from widemargin.training import StepContext, graphed_step
-from widemargin.training.graphed_step import EagerSteps, Factor, GraphedSteps
+from widemargin.training.graphed_step import CopyInputs, Factor, GatherInputs, GraphedSteps, batch_key, inputs_for
 from widemargin.training.setup import make_state
-from widemargin.training.step import set_learning_rate
+from widemargin.training.step import EagerSteps, set_learning_rate
 
 RANDOM = 'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}}'
 FALLING = 'schedule={kind="steps", milestones=[1, 2], factor=0.1}'
@@ -34,7 +38,7 @@ class Again:
 class Repeated(GraphedSteps):
     """Steps without CUDA: what a capture would keep is run again."""
 
-    def _on_the_side(self, run):
+    def _on_side_stream(self, run):
         run()
 
     def _capture(self, kind):
@@ -113,3 +117,61 @@ def test_a_factor_is_the_last_that_was_set():
     for value in (0.0, 0.3, 0.3, 0.0, 2.0):
         factor.set_to(value)
         assert float(factor.tensor) == pytest.approx(value)
+
+
+class Inverting:
+    """An augmentation that draws as it goes."""
+
+    def __call__(self, images, generator):
+        return torch.where(torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5, 255 - images, images)
+
+
+class InvertingToo(CropFlip):
+    """One that does more than it draws."""
+
+    def __call__(self, images, generator):
+        return 255 - super().__call__(images, generator)
+
+
+def batches_of(augmentation, **others):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (11, 3, 6, 6), dtype=torch.uint8, generator=generator)
+    data = ImageSet(images, torch.arange(11) % 4, num_classes=4, name="toy")
+    return list(Batches(data=data, batch_size=4, seed=7, augmentation=augmentation, **others).epoch(2))
+
+
+GATHERED = [NoAugmentation(), CropFlip(padding=2)]
+COPIED = [Inverting(), InvertingToo()]
+
+
+@pytest.mark.parametrize("augmentation", [*GATHERED, *COPIED])
+def test_what_is_read_is_the_batch_that_was_filled_in(augmentation):
+    found, again = batches_of(augmentation), batches_of(augmentation)
+    held = inputs_for(found[0])
+    assert isinstance(held, GatherInputs if augmentation in GATHERED else CopyInputs)
+    assert batch_key(found[0]) != batch_key(found[-1])  # three images: another graph
+    for batch, expected in zip(found[:-1], again[:-1], strict=True):
+        assert batch_key(batch) == batch_key(found[0])
+        held.fill(batch)
+        images, labels = held.read()
+        assert torch.equal(images, expected.images)
+        assert torch.equal(labels, expected.labels)
+
+
+def test_a_batch_that_is_made_or_shared_is_copied():
+    picked = batches_of(CropFlip())[0]
+    made = Batch(0, picked.indices, picked.images, picked.labels)
+    assert isinstance(inputs_for(made), CopyInputs)
+    share = next(batch for batch in batches_of(CropFlip(), rank=1, processes=2))
+    assert isinstance(share.share, BatchShare)
+    assert isinstance(inputs_for(share), CopyInputs)
+    with pytest.raises(TypeError, match="these inputs hold a LazyBatch, got a Batch"):
+        inputs_for(picked).fill(made)
+
+
+def test_nothing_is_made_until_somebody_looks():
+    picked = batches_of(NoAugmentation())[0]
+    inputs_for(picked).fill(picked)
+    assert picked.size == 4
+    assert not {"images", "labels"} & set(vars(picked))
+    assert picked.images is picked.images

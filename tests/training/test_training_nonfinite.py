@@ -16,8 +16,8 @@ from widemargin.config.checkpoint import load_checkpoint
 from widemargin.data import Batch
 from widemargin.objectives import OBJECTIVES
 from widemargin.regularizers import Penalty
-from widemargin.training import graphed_step as steps_module
-from widemargin.training import nonfinite_step, train
+from widemargin.training import replay, train
+from widemargin.training import step as steps_module
 from widemargin.training.nonfinite import DeviceGuard, HostGuard, make_guard
 from widemargin.training.run_folder import read_metrics
 from widemargin.training.setup import make_state
@@ -80,7 +80,7 @@ def test_a_replay_gives_the_values_of_the_run(tiny, tmp_path, settings, model, m
     monkeypatch.setattr(steps_module, "train_step", looking)
     with pytest.raises(InputError, match="replay"):
         train(tiny(*model, *LATE, breaking(**settings)), out=tmp_path)
-    again = nonfinite_step(tmp_path)
+    again = replay(tmp_path)
     assert again.values.keys() == seen[-1].keys()
     for name, value in again.values.items():
         assert torch.equal(value.nan_to_num(7.5), seen[-1][name].detach().nan_to_num(7.5)), name
@@ -109,10 +109,10 @@ def test_a_penalty_at_fault_is_named(tiny, tmp_path, monkeypatch):
 def test_a_folder_without_a_kept_step_cannot_be_replayed(tiny, tmp_path):
     train(tiny("epochs=1"), out=tmp_path)
     with pytest.raises(InputError, match=r"has no nonfinite.json: no step of this run was stopped"):
-        nonfinite_step(tmp_path)
+        replay(tmp_path)
     (tmp_path / "nonfinite.json").write_text("{}")
     with pytest.raises(InputError, match=r"cannot be read"):
-        nonfinite_step(tmp_path)
+        replay(tmp_path)
 
 
 @pytest.mark.parametrize("model", [(), BN, ("head={kind='hypersphere'}", "averaging={decay=0.9}")])
@@ -308,7 +308,7 @@ def test_two_processes_do_as_one(tiny, tmp_path, choice):
         one, two = (json.loads((tmp_path / name / "nonfinite.json").read_text()) for name in ("one", "two"))
         assert one == two
         assert f"step {one['moment']['step'] + 1} of" in str(caught.value)
-        assert "loss" in nonfinite_step(tmp_path / "two").at_fault
+        assert "loss" in replay(tmp_path / "two").at_fault
     else:
         metrics = train(config, out=tmp_path / "one", on_nonfinite="skip").metrics
         both = [{key: line[key] for key in ("epoch", "samples", "skipped_steps")} for line in metrics]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from widemargin import InputError
 from widemargin.engine import make_plan
 from widemargin.objectives import OBJECTIVES
-from widemargin.training import StepContext, nonfinite_step, train
+from widemargin.training import StepContext, replay, train
 from widemargin.training.graphed_step import GraphedSteps, make_steps
 from widemargin.training.nonfinite import DeviceGuard, make_guard
 from widemargin.training.setup import load_splits, make_batches, make_state
@@ -55,7 +55,7 @@ def test_the_run_stops_at_the_step_at_which_it_stops_on_the_cpu(config, tmp_path
     )
     assert there.isfinite().all()
     assert float((there - here).norm() / here.norm()) < 0.05  # before the bad step, on either
-    again = nonfinite_step(tmp_path / "cuda")
+    again = replay(tmp_path / "cuda")
     assert {"loss", "total"} <= set(again.at_fault)
     assert any(name.startswith("gradient of ") for name in again.at_fault)
 

@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from widemargin import InputError
-from widemargin.training import train
-from widemargin.training import trainer as epoch_module
+from widemargin.training import train, trainer
 from widemargin.training.nonfinite_step import check_finite
 from widemargin.training.progress import describe_epoch
 from widemargin.types import Nets
@@ -33,8 +32,8 @@ def test_the_loss_is_read_where_it_is_shown(tiny, tmp_path, monkeypatch, options
         asked.append(state.step)
         return 1.0
 
-    monkeypatch.setattr(epoch_module, "mean_loss", mean_loss)
-    monkeypatch.setattr(epoch_module, "REFRESH_SECONDS", -1.0)
+    monkeypatch.setattr(trainer, "mean_loss", mean_loss)
+    monkeypatch.setattr(trainer, "REFRESH_SECONDS", -1.0)
     console = Console(file=io.StringIO(), **options)
     train(tiny("epochs=1", "watch.margins=[]"), out=tmp_path, console=console)
     assert asked == ([1, 2, 3, 4] if read else [])

@@ -11,8 +11,8 @@ from widemargin import InputError
 from widemargin.config.checkpoint import BLANK, load_checkpoint, seal
 from widemargin.core.versions import own_version
 from widemargin.errors import WidemarginWarning
-from widemargin.training import graphed_step as steps_module
 from widemargin.training import run_folder, train, trainer
+from widemargin.training import step as steps_module
 from widemargin.training.step import train_step
 
 VALIDATED = ("data.held_out=40", 'watch.attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}', "watch.margins=[]")

@@ -16,11 +16,10 @@ from widemargin.config.toml import read_toml
 from widemargin.core.files import write_text_atomic
 from widemargin.engine import Plan
 from widemargin.errors import WidemarginWarning
-from widemargin.training import graphed_step as steps_module
+from widemargin.training import step as steps_module
 from widemargin.training import train, trainer
-from widemargin.training import trainer as run_module
 from widemargin.training.setup import load_splits
-from widemargin.training.state import Best, TrainState, make_optimizer, patience_is_over
+from widemargin.training.state import Best, TrainState, make_optimizer
 from widemargin.training.step import train_step
 from widemargin.types import Nets
 
@@ -111,7 +110,7 @@ def test_the_configuration_is_written_before_anything_else(tiny, tmp_path, monke
         found.append(sorted(path.name for path in (tmp_path / "run").iterdir()))
         return load_splits(*args, **kwargs)
 
-    monkeypatch.setattr(run_module, "load_splits", looking)
+    monkeypatch.setattr(trainer, "load_splits", looking)
     train(tiny("epochs=1"), out=tmp_path / "run")
     assert found == [["config.toml"]]
 
@@ -291,7 +290,7 @@ def test_a_failed_set_up_does_not_touch_a_run_that_is_there(tiny, tmp_path, monk
     def failing(*args, **kwargs):
         raise InputError("no data today")
 
-    monkeypatch.setattr(run_module, "load_splits", failing)
+    monkeypatch.setattr(trainer, "load_splits", failing)
     with pytest.raises(InputError, match="no data today"):
         train(tiny(), out=tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -311,7 +310,7 @@ def test_config_toml_is_what_a_person_can_read_and_train_again(tiny, tmp_path, l
 def test_patience_counts_the_epochs_that_are_watched(tiny, epoch, over):
     config = tiny("data.held_out=40", "stopping={patience=2}", "watch.every=3")
     state = TrainState(nets=None, optimizer=None, epoch=epoch, best=Best(score=1.0, epoch=2))
-    assert patience_is_over(state, config) == over
+    assert trainer.patience_is_over(state, config) == over
 
 
 def test_a_finished_run_of_which_only_the_best_weights_were_kept_stays_finished(tiny, tmp_path, monkeypatch):
@@ -321,7 +320,7 @@ def test_a_finished_run_of_which_only_the_best_weights_were_kept_stays_finished(
         (out / name).unlink()
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "load_splits", lambda *_, **__: pytest.fail("nothing is left to train"))
+        patch.setattr(trainer, "load_splits", lambda *_, **__: pytest.fail("nothing is left to train"))
         again = train(config, out=out)
     assert (again.finished, again.epoch, again.metrics) == (True, 3, whole.metrics)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before

@@ -248,6 +248,21 @@ class Processes:
         if (common := _common(said)) is not None:
             raise InputError(common)
 
+    def on_first(self, work: Callable[[], Piece]) -> Piece:
+        """What the first process makes, in every process; what it is refused, all are."""
+        with self.sync_errors():
+            made = {0: work()} if self.first else {}
+        return self.all_gather(made)[0]
+
+    def first_on_machine_first(self, work: Callable[[], Piece]) -> Piece:
+        """Done in every process, by the first of each machine before the others: it downloads what they then find."""
+        made: list[Piece] = []
+        for rest in (False, True) if self.count > 1 else (True,):
+            with self.sync_errors():
+                if not made and (rest or is_first_on_machine()):
+                    made.append(work())
+        return made[0]
+
 
 def _common(said: list[str | None]) -> str | None:
     """The first refusal, with its process where the others did not say the same."""

@@ -1,7 +1,4 @@
-"""How a run trains beside its configuration: options of a call, which ``config.toml`` does not hold.
-
-A run under way: what stays the same while it trains, and whether it is to stop.
-"""
+"""What stays the same while a run trains: its configuration, data and steps, and the options of this call."""
 
 import time
 from dataclasses import dataclass
@@ -13,15 +10,14 @@ from widemargin.core.signals import Stop
 from widemargin.data.batches import Batches
 from widemargin.distributed.group import SINGLE_PROCESS, Processes
 from widemargin.engine.plan import Plan
-from widemargin.training.graphed_step import Steps
 from widemargin.training.nonfinite import ON_NONFINITE
 from widemargin.training.setup import Splits
-from widemargin.training.step import StepContext
+from widemargin.training.step import StepContext, Steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What each means is told at ``train``."""
+    """How a run trains, which ``config.toml`` does not hold; ``train`` says what each option means."""
 
     engine: str = "auto"
     on_nonfinite: str = "stop"
@@ -45,7 +41,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What stays the same while a run trains."""
+    """What stays the same while a run trains, and whether it is to stop."""
 
     config: RunConfig
     folder: Path
@@ -59,21 +55,20 @@ class RunContext:
     group: Processes = SINGLE_PROCESS
 
     @property
-    def out_of_time(self) -> bool:
-        """Whether the time given is over."""
-        return time.monotonic() >= self.deadline
-
-    @property
-    def over(self) -> bool:
-        """Whether to stop at the next step boundary: the time is over, or a signal asked for it, in some process."""
-        return self.group.any(self.out_of_time or self.stop.received is not None)
-
-    @property
-    def asked(self) -> bool:
+    def signaled(self) -> bool:
         """Whether a signal asked to stop, in some process."""
         return self.group.any(self.stop.received is not None)
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether to stop at the next step boundary: the time is over or a signal asked for it, in some process."""
+        return self.group.any(time.monotonic() >= self.deadline or self.stop.received is not None)
 
     def step_context(self, epoch: int, step: int) -> StepContext:
         """That step of that epoch."""
         steps = self.batches.steps_per_epoch
         return StepContext(seed=self.config.seed, epoch=epoch, step=step, steps_per_epoch=steps)
+
+    def learning_rate(self, context: StepContext) -> float:
+        """The learning rate of that step."""
+        return self.config.optimizer.lr * self.config.optimizer.schedule(context.passed)

@@ -1,22 +1,16 @@
-"""How a step that is captured gets its batch: from tensors at fixed addresses that are filled before a replay.
-
-A batch that is only picked yet is made inside the graph, from the positions of its images and what its augmentation has
-drawn: two small copies before a replay, where making it outside takes a dozen launches.
-
-Steps as CUDA graphs: the whole step (attack, forwards, penalties, backward, update) is captured once and replayed.
+"""Steps as CUDA graphs: the whole step (attack, forwards, penalties, backward, update) is captured once and replayed.
 
 A replay costs one launch, so small networks no longer wait for Python. What changes from step to step lies in tensors
-at fixed addresses: the batch (``graph_inputs``), the learning rate, the penalties' factors, and the random numbers'
-seeds; what stays as it was is not written again. A graph belongs to one kind of step: the batch's shape, which
-penalties are due, and the objective's phase. An objective that says nothing about its phases is captured again every
-epoch, because it may do something else in each.
+at fixed addresses, filled before a replay: the batch, the learning rate, the penalties' factors, and the random
+numbers' seeds; what stays as it was is not written again. A batch that is not made yet (``LazyBatch``) is made inside
+the graph, from the positions of its images and what its augmentation has drawn: two small copies before a replay, where
+making it outside takes a dozen launches.
+
+A graph belongs to one kind of step: the batch's shape, which penalties are due, and the objective's phase. An objective
+that says nothing about its phases is captured again every epoch, because it may do something else in each.
 
 The random numbers come from generators on the GPU, seeded for every step as on the CPU, so that a resumed run draws the
 same; they are not the CPU's numbers. A generator that no step of a kind has drawn from is left out of its graph.
-
-How a run takes its steps: one by one as they are written, or captured once and replayed as a CUDA graph.
-
-Both take (batch, context), update the state's networks and add the step's values to its sums.
 """
 
 import warnings
@@ -28,7 +22,6 @@ import torch
 from torch import Tensor
 
 from widemargin.config.run import RunConfig
-from widemargin.core.batch_share import sharing, sums_over_processes
 from widemargin.data.batches import Batch, DrawnBefore, LazyBatch, is_drawn_before
 from widemargin.data.image_set import as_floats
 from widemargin.engine.cuda_graphs import Pace, capturing
@@ -37,7 +30,7 @@ from widemargin.engine.plan import Plan, choosing_kernels
 from widemargin.errors import WidemarginWarning
 from widemargin.regularizers.penalty import Penalty
 from widemargin.training.state import TrainState
-from widemargin.training.step import StepContext, take_step, train_step
+from widemargin.training.step import EagerSteps, StepContext, Steps, refresh_networks, take_step
 from widemargin.types import HasPhases, Nets
 
 
@@ -79,8 +72,8 @@ class GatherInputs:
 
     def fill(self, batch: Batch) -> None:
         """Copy positions and draws."""
-        if not isinstance(batch, LazyBatch):  # the kind of a step says so
-            raise TypeError(f"a picked batch is due, this is a {type(batch).__name__}")
+        if not isinstance(batch, LazyBatch):  # excluded by batch_key
+            raise TypeError(f"these inputs hold a LazyBatch, got a {type(batch).__name__}")
         self._rows.copy_(batch.rows)
         if self._draws.numel():
             self._draws.copy_(self._drawn(batch), non_blocking=True)
@@ -96,19 +89,19 @@ class GatherInputs:
 
 def inputs_for(batch: Batch) -> GraphInputs:
     """What holds batches like this one."""
-    if isinstance(batch, LazyBatch) and _is_made_inside(batch):
+    if isinstance(batch, LazyBatch) and _is_gathered(batch):
         return GatherInputs(batch, cast(DrawnBefore, batch.augmentation))
     return CopyInputs(batch)
 
 
-def kind_of(batch: Batch) -> tuple[Any, ...]:
+def batch_key(batch: Batch) -> tuple[Any, ...]:
     """Equal for batches that the same inputs can hold."""
-    if isinstance(batch, LazyBatch) and _is_made_inside(batch):
+    if isinstance(batch, LazyBatch) and _is_gathered(batch):
         return id(batch.data), len(batch.rows)
     return tuple(batch.images.shape)
 
 
-def _is_made_inside(batch: LazyBatch) -> bool:
+def _is_gathered(batch: LazyBatch) -> bool:
     return batch.share is None and is_drawn_before(batch.augmentation)
 
 
@@ -118,7 +111,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class GraphStepContext:
-    """The circumstances of every step, in tensors and generators whose contents change."""
+    """A step context in tensors and generators, whose contents change from step to step."""
 
     epoch: int
     device: torch.device
@@ -138,7 +131,7 @@ class GraphStepContext:
     def set_to(
         self, context: StepContext, penalties: tuple[Penalty, ...], batch_size: int, drawn: set[str] | None
     ) -> None:
-        """Fill in this moment's numbers; only the generators that are drawn from, where that is known."""
+        """Fill in the numbers of a step; of the generators only those that are drawn from, where that is known."""
         for purpose in _purposes(penalties):
             if drawn is None or purpose in drawn:
                 self.generator(purpose).manual_seed(context.derived_seed(purpose))
@@ -212,9 +205,9 @@ class GraphedSteps:
     def __call__(self, batch: Batch, context: StepContext) -> None:
         """Update the networks and the sums."""
         kind = self._kind(batch, context)
-        self._take_over_sums()
+        self._adopt_sums()
         drawn = None if kind.graph is None else kind.drawn
-        self._circumstances(kind).set_to(context, kind.penalties, batch.size, drawn)
+        self._context(kind).set_to(context, kind.penalties, batch.size, drawn)
         kind.inputs.fill(batch)
         if kind.graph is None:
             with choosing_kernels(self._plan, self._device):
@@ -230,27 +223,25 @@ class GraphedSteps:
         if self._captures and kind.runs >= WARM_UP:
             self._capture(kind)
         if kind.graph is None:
-            self._on_the_side(lambda: self._step(kind))
-            kind.drawn |= self._circumstances(kind).drawn(kind.penalties)
+            self._on_side_stream(lambda: self._step(kind))
+            kind.drawn |= self._context(kind).drawn(kind.penalties)
 
     def _kind(self, batch: Batch, context: StepContext) -> CapturedStep:
         due = context.due(self._penalties)
         phased = isinstance(self._objective, HasPhases)
         at = self._objective.phase(context.epoch) if isinstance(self._objective, HasPhases) else context.epoch
-        key = (kind_of(batch), tuple(penalty.name for penalty in due), phased, at)
+        key = (batch_key(batch), tuple(penalty.name for penalty in due), phased, at)
         if key not in self._kinds:
             if not phased:
                 self._kinds = {k: v for k, v in self._kinds.items() if k[3] == at}
             self._kinds[key] = CapturedStep(inputs_for(batch), due, context.epoch)
         return self._kinds[key]
 
-    def _circumstances(self, kind: CapturedStep) -> GraphStepContext:
+    def _context(self, kind: CapturedStep) -> GraphStepContext:
         return GraphStepContext(kind.epoch, self._device, self._generators, self._factors)
 
     def _step(self, kind: CapturedStep) -> None:
-        for net in self._nets.all().values():
-            if isinstance(net, FastNetwork):
-                net.refresh()
+        refresh_networks(self._nets)
         x, y = kind.inputs.read()
         values = take_step(
             self._nets,
@@ -259,7 +250,7 @@ class GraphedSteps:
             kind.penalties,
             x,
             y,
-            self._circumstances(kind),
+            self._context(kind),
             guard=self._state.guard,
         )
         kind.names = list(values)
@@ -291,15 +282,15 @@ class GraphedSteps:
         self._pool = graph.pool()
         kind.graph = graph
 
-    def _on_the_side(self, run: Callable[[], None]) -> None:
-        """On a stream of its own, as a capture will be."""
+    def _on_side_stream(self, run: Callable[[], None]) -> None:
+        """On a stream of its own, as a capture needs it."""
         side, here = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
         side.wait_stream(here)
         with torch.cuda.stream(side):
             run()
         here.wait_stream(side)
 
-    def _take_over_sums(self) -> None:
+    def _adopt_sums(self) -> None:
         """The epoch's sums go on in our totals, from zero or from where a resumed run was."""
         if self._state.sums is self._sums:
             return
@@ -314,36 +305,8 @@ class GraphedSteps:
         return [name for name in self._totals if name in self._names]
 
 
-EAGER = Plan()
-
-
-class Steps(Protocol):
-    """Takes a step."""
-
-    def __call__(self, batch: Batch, context: StepContext) -> None:
-        """Update the networks and the sums."""
-        ...
-
-
-class EagerSteps:
-    """Every step runs its Python; the networks may still be fast ones."""
-
-    def __init__(self, state: TrainState, nets: Nets, config: RunConfig, plan: Plan = EAGER) -> None:
-        self._state, self._nets, self._plan = state, nets, plan
-        self._objective, self._penalties = config.objective, config.penalties()
-
-    def __call__(self, batch: Batch, context: StepContext) -> None:
-        """Update the networks and the sums."""
-        with choosing_kernels(self._plan, batch.labels.device), sharing(batch.share):
-            for net in self._nets.all().values():
-                if isinstance(net, FastNetwork):
-                    net.refresh()
-            values = train_step(self._state, self._objective, self._penalties, batch, context, nets=self._nets)
-            self._state.add(sums_over_processes(values))
-
-
 def make_steps(plan: Plan, state: TrainState, config: RunConfig) -> Steps:
-    """The steps of a run under a plan; the state's networks stay the ones that are saved and judged."""
+    """How a run takes its steps under a plan; the state's networks stay the ones that are saved and evaluated."""
     nets = state.nets
     if plan.engine == "fast":
         state.lay_out(channels_last=plan.channels_last)

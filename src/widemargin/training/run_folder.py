@@ -1,20 +1,15 @@
-"""The run folder is one run's, and one process's while it works there.
+"""What a run keeps in its folder: the claim on it, the metrics log, the checkpoints.
 
-The folder is locked first. Then the run's configuration is written before anything else; another run is refused.
+**Claim.** The folder is one run's, and one process's while it works there. It is locked first; then the run's
+configuration is written before anything else, and another run is refused.
 
-The metrics of a run: one JSON line per epoch, on disk as soon as the epoch ends.
+**Metrics.** One JSON line per epoch, on disk as soon as the epoch ends. Checkpoints hold a digest of each line, without
+its times, so a line that is no longer what this run measured is noticed.
 
-Checkpoints hold a digest of each line, without its times, so a line that is no longer what this run measured is seen.
-
-The checkpoints of a run: written at the end of an epoch and in the middle of one, read when the run goes on.
-
-Averaged weights that are judged beside the trained ones have checkpoints of their own in the folder ``averaged``; what
-resuming needs of them is in the run's own.
-
-A checkpoint also says what ``config.toml`` does not: the versions and the engine that trained, and any option that
-changes the numbers, where it is not the default.
-
-Several processes train one run: torchrun starts them, NCCL connects GPUs and gloo CPUs, the first of them writes.
+**Checkpoints** are written at the end of an epoch and in the middle of one, and read when the run goes on. Averaged
+weights that are evaluated in addition to the trained ones have checkpoints of their own in the folder ``averaged``;
+what resuming needs of them is in the run's own. A checkpoint also says what ``config.toml`` does not: the versions and
+the engine that trained, and any option that changes the numbers, where it is not the default.
 """
 
 import json
@@ -56,13 +51,21 @@ from widemargin.distributed.sync_batch_norm import has_own_statistics
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.evaluation.target import check_run
 from widemargin.training.context import RunContext
-from widemargin.training.nonfinite_step import check_finite, refuse_not_finite
-from widemargin.training.state import (
-    Best,
-    TrainState,
-    describe_selection,
-    score_of,
-)
+from widemargin.training.state import Best, TrainState, score_of
+
+METRICS = "metrics.jsonl"
+Line = dict[str, Any]
+Scores = Mapping[str, float]
+
+
+@contextmanager
+def claim_for_group(out: Path, config: RunConfig, group: Processes) -> Iterator[None]:
+    """The first process claims the folder for all; what it is refused, all are."""
+    with ExitStack() as stack:
+        with group.sync_errors():
+            if group.first:
+                stack.enter_context(claimed(out, config))
+        yield
 
 
 @contextmanager
@@ -120,12 +123,6 @@ def _give_back(out: Path, *, existed: bool) -> None:
             out.rmdir()
 
 
-METRICS = "metrics.jsonl"
-Line = dict[str, Any]
-Digests = dict[int, int]
-"""Of the line of each epoch."""
-
-
 def read_metrics(folder: Path) -> list[Line]:
     """The lines that read; the others are told, but for one cut off by a crash."""
     lines, trouble = _read(folder)
@@ -151,7 +148,7 @@ def digest_line(line: Line) -> int:
     return int(digest_of({key: value for key, value in line.items() if not key.endswith("seconds")})[:15], 16)
 
 
-def keep_until(folder: Path, epoch: int, digests: Mapping[int, int] | None = None) -> Digests:
+def keep_until(folder: Path, epoch: int, digests: Mapping[int, int] | None = None) -> dict[int, int]:
     """Drop the lines after ``epoch``: they belong to work that is about to be done again.
 
     A file that lacks one of the lines before, or holds other ones, is set aside and told; every good line is kept.
@@ -241,10 +238,6 @@ def _epochs(numbers: Sequence[int]) -> str:
     return f"epoch{'s' * (len(numbers) > 1)} {', '.join('-'.join(map(str, part)) for part in parts)}"
 
 
-Scores = Mapping[str, float]
-NONE: Scores = {}
-
-
 def resume(state: TrainState, folder: Path, config: RunConfig) -> None:
     """Take the newest checkpoint of the folder, if there is one; metrics of later epochs are dropped."""
     newest = load_newest(folder / LAST, folder / PREVIOUS)
@@ -269,7 +262,7 @@ def _check_best(best: Best | None, folder: Path, config: RunConfig, *, averaged:
         return
     if path.is_file():
         description = load_checkpoint(path).description
-        check_run(path, description, _whose_weights_count(config) if averaged else config)
+        check_run(path, description, _with_average_in_place(config) if averaged else config)
         if description.epoch == best.epoch and score_of(description.scores) != best.score:
             raise InputError(
                 f"{path} is not what this run saved in epoch {best.epoch}; put that back, or remove it to go on without"
@@ -318,53 +311,29 @@ def finished_without_last(folder: Path, config: RunConfig) -> list[Line] | None:
     return metrics if done == config.epochs or over else None
 
 
-def save_in_mid_epoch(state: TrainState, run: RunContext) -> None:
-    """Write the last checkpoint between two steps, unless something is not finite."""
-    refuse_not_finite(state, run, wait=True)
-    check_finite(state, run.config)
-    save(state, run, "last", {})
-
-
-def save_at_epoch_end(state: TrainState, run: RunContext, scores: Scores, beside: Scores) -> None:
-    """Write the last checkpoint, unless the pause since the one before is not over; the end of the run makes up."""
-    state.unsaved = scores, beside
-    if run.group.any(time.monotonic() - state.saved_at >= run.options.checkpoint_pause):
-        save(state, run, "last", scores, beside)
-
-
-def save_the_rest(state: TrainState, run: RunContext) -> None:
-    """Write the last checkpoint if an epoch is waiting for it."""
-    if state.unsaved is not None:
-        save(state, run, "last", *state.unsaved)
-
-
-def save(state: TrainState, run: RunContext, which: Which, scores: Scores, beside: Scores = NONE) -> None:
-    """Write that checkpoint; the first process does it for all. ``beside`` are the scores of weights beside."""
-    training = {} if which == "best" else state.tensors()
-    name, previous = (BEST, None) if which == "best" else (LAST, run.folder / PREVIOUS)
+def save(
+    state: TrainState, run: RunContext, which: Which, scores: Scores, averaged_scores: Scores | None = None
+) -> None:
+    """Write the best or the last checkpoint; the last one of averaged weights of their own goes with it."""
+    if which == "last":
+        save_averaged(state, run, "last", averaged_scores or {})  # first: a crash between the two writes both again
     description = _describe(state, run, which, scores, averaged=state.eval_model is state.average)
-    checkpoint = Checkpoint(dict(state.eval_model.state_dict()), training, description)
-    if which == "last":
-        save_averaged(state, run, "last", beside)  # first: a crash between the two writes both again
-    with run.group.sync_errors():
-        if run.group.first:
-            save_checkpoint(run.folder / name, checkpoint, previous)
-    if which == "last":
-        state.saved_at, state.unsaved = time.monotonic(), None
+    weights = dict(state.eval_model.state_dict())
+    if which == "best":
+        run.group.on_first(lambda: save_checkpoint(run.folder / BEST, Checkpoint(weights, {}, description)))
+        return
+    checkpoint = Checkpoint(weights, state.tensors(), description)
+    run.group.on_first(lambda: save_checkpoint(run.folder / LAST, checkpoint, run.folder / PREVIOUS))
+    state.saved_at, state.unsaved = time.monotonic(), None
 
 
 def save_averaged(state: TrainState, run: RunContext, which: Which, scores: Scores) -> None:
-    """Write the weights that are judged beside the model's, where there are any; for judging alone."""
+    """Write averaged weights that are evaluated in addition to the model, where there are any; for evaluation alone."""
     if state.averaged is None:
         return
-    description = _describe(state, run, which, scores, averaged=True)
-    with run.group.sync_errors():
-        if run.group.first:
-            folder = make_folder(run.folder / AVERAGED)
-            save_checkpoint(
-                folder / (BEST if which == "best" else LAST),
-                Checkpoint(dict(state.averaged.state_dict()), {}, description),
-            )
+    name, description = BEST if which == "best" else LAST, _describe(state, run, which, scores, averaged=True)
+    checkpoint = Checkpoint(dict(state.averaged.state_dict()), {}, description)
+    run.group.on_first(lambda: save_checkpoint(make_folder(run.folder / AVERAGED) / name, checkpoint))
 
 
 def _describe(state: TrainState, run: RunContext, which: Which, scores: Scores, *, averaged: bool) -> Description:
@@ -372,7 +341,7 @@ def _describe(state: TrainState, run: RunContext, which: Which, scores: Scores, 
     return Description(
         which=which,
         selection=describe_selection(run.config, which, averaged=averaged),
-        config=to_dict(_whose_weights_count(run.config) if averaged else run.config),
+        config=to_dict(_with_average_in_place(run.config) if averaged else run.config),
         image_shape=train.image_shape,
         num_classes=train.num_classes,
         epoch=state.epoch,
@@ -382,9 +351,18 @@ def _describe(state: TrainState, run: RunContext, which: Which, scores: Scores, 
     )
 
 
-def _whose_weights_count(config: RunConfig) -> RunConfig:
-    """The configuration under which the averaged weights would be the run's own."""
+def _with_average_in_place(config: RunConfig) -> RunConfig:
+    """The configuration under which the averaged weights would be evaluated in the model's place."""
     return config if config.averaging is None else replace(config, averaging=replace(config.averaging, beside=False))
+
+
+def describe_selection(config: RunConfig, which: str, *, averaged: bool) -> str:
+    """How these weights were selected, in words for the checkpoint."""
+    average = f", weights averaged with decay {config.averaging.decay:g}" if averaged and config.averaging else ""
+    if which == "last":
+        return f"the last step trained{average}"
+    rule = "clean accuracy" if config.watch.attack is None else f"accuracy under {config.watch.attack!r}"
+    return f"highest {rule} on {config.data.held_out} held-out training images{average}"
 
 
 def _versions(state: TrainState, run: RunContext) -> dict[str, str]:
@@ -399,13 +377,3 @@ def _versions(state: TrainState, run: RunContext) -> dict[str, str]:
     if run.group.count > 1 and any(has_own_statistics(net) for net in state.nets.all().values()):
         found["batch_norm"] = "each process its own"
     return found
-
-
-@contextmanager
-def claim_for_group(out: Path, config: RunConfig, group: Processes) -> Iterator[None]:
-    """The first process claims the folder for all; what it is refused, all are."""
-    with ExitStack() as stack:
-        with group.sync_errors():
-            if group.first:
-                stack.enter_context(claimed(out, config))
-        yield

@@ -1,11 +1,7 @@
-"""From a configuration to the things training works on.
-
-Several processes train one run: torchrun starts them, NCCL connects GPUs and gloo CPUs, the first of them writes.
-"""
+"""From a configuration to what training works on: data splits, batches, networks and optimizer on the device."""
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypedDict
 
 import torch
@@ -15,9 +11,8 @@ from widemargin.core import randomness
 from widemargin.data.batches import AUGMENTATIONS, Augmentation, Batches
 from widemargin.data.datasets import load
 from widemargin.data.image_set import ImageSet, stratified_split
-from widemargin.distributed.group import Processes, is_first_on_machine
+from widemargin.distributed.group import Processes
 from widemargin.distributed.sync_batch_norm import share_batch_norms
-from widemargin.engine.plan import Plan
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.models.classifier import build_model
 from widemargin.training.state import (
@@ -136,18 +131,8 @@ def _check_storable(nets: Nets) -> None:
                 )
 
 
-def by_turns(group: Processes, load: Callable[[], Splits]) -> Splits:
-    """The data, read by the first process of each machine before the others: it downloads what they then find."""
-    found: list[Splits] = []
-    for turn in (True, False) if group.count > 1 else (True,):
-        with group.sync_errors():
-            if not found and (not turn or is_first_on_machine()):
-                found.append(load())
-    return found[0]
-
-
-def share_networks(nets: Nets, group: Processes, *, sync_bn: bool | None) -> None:
-    """Synchronize batch norm between the processes, unless told not to."""
+def synchronize_batch_norms(nets: Nets, group: Processes, *, sync_bn: bool | None) -> None:
+    """Let batch norm take its statistics over all processes, unless told not to."""
     if group.count == 1:
         if sync_bn is not None:
             option = "--sync-bn" if sync_bn else "--no-sync-bn"
@@ -155,8 +140,3 @@ def share_networks(nets: Nets, group: Processes, *, sync_bn: bool | None) -> Non
     elif sync_bn is not False:
         for net in nets.all().values():
             share_batch_norms(net)
-
-
-def plan_for(group: Processes, plan: Plan) -> Plan:
-    """Without CUDA graphs where several processes work together: their messages cannot be part of one."""
-    return replace(plan, graphs=False) if group.count > 1 else plan

@@ -1,16 +1,15 @@
-"""The only thing that changes during training: networks, optimizer, where we are, and what this epoch added up to.
+"""The only thing that changes during training: networks, optimizer, position in the run, sums over the epoch.
 
-Which epoch counts: the best on the validation split, where there is one; never chosen on the test set.
+Weight averaging (EMA) is a second copy of the model that follows the first slowly: after every update
 
-Weight averaging (EMA): a second copy of the model that follows the first slowly.
+    average <- d average + (1 - d) model,    d = min(decay, (1 + n) / (10 + n)),
 
-average <- d average + (1 - d) model after every update, with d = min(decay, (1 + n) / (10 + n)) so that the first steps
-are forgotten. Batch-norm statistics are averaged too, other buffers copied; a head with unit rows is put back on its
-sphere. Averaging alone is worth more than many published gains, so a comparison gives it to both arms or to none.
+so that the first steps are forgotten. Batch-norm statistics are averaged too, other buffers copied; a head with unit
+rows is put back on its sphere. Averaging alone is worth more than many published gains, so a comparison gives it to
+both arms or to none.
 
-Several processes train one run: torchrun starts them, NCCL connects GPUs and gloo CPUs, the first of them writes.
-
-What an epoch of training added up to.
+Several processes hold the same state: the first hands out its own (``broadcast_state``), so a run may be resumed by any
+number of processes, and every epoch checks that their weights are still equal.
 """
 
 import copy
@@ -23,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from widemargin.config.run import OptimizerConfig, RunConfig
+from widemargin.config.run import OptimizerConfig
 from widemargin.distributed.group import Processes
 from widemargin.distributed.sync_batch_norm import STATISTICS
 from widemargin.errors import InputError
@@ -31,6 +30,8 @@ from widemargin.training.nonfinite import Guard
 from widemargin.types import AfterAverage, Nets
 
 Tensors = dict[str, Tensor]
+BEST_TENSORS = ("best", "best_beside")
+"""The names in a checkpoint of the best epoch, and of the best one of averaged weights evaluated in addition."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class Best:
 
     score: float
     epoch: int
+
+
+def score_of(measured: Mapping[str, Any]) -> float | None:
+    """What epochs are compared by (under attack, where that is watched); None without a validation split."""
+    score: float | None = measured.get("validation_robust", measured.get("validation_clean"))
+    return score
 
 
 @dataclass
@@ -50,32 +57,32 @@ class TrainState:
     average: nn.Module | None = None
     """The averaged copy of the model, where weights are averaged."""
     average_is_eval_model: bool = True
-    """Whether that copy is judged in the model's place; else it is judged beside it."""
+    """Whether that copy is evaluated in the model's place; else it is evaluated in addition to it."""
     epoch: int = 0
     """Epochs finished."""
     step: int = 0
-    """Steps done in the epoch under way."""
+    """Steps done in the current epoch."""
     sums: Tensors = field(default_factory=dict)
-    """Per-sample sums over the epoch under way, on the device: reading them is the only time training waits."""
+    """Per-sample sums over the current epoch, on the device: reading them is the only time training waits."""
     best: Best | None = None
     best_averaged: Best | None = None
     metrics: dict[int, int] = field(default_factory=dict)
-    """Epoch -> the digest of its line in the metrics (``log``)."""
+    """Epoch -> the digest of its line in the metrics (``run_folder``)."""
     guard: Guard | None = None
     """What looks for values that are not finite; no part of what a resumed run needs."""
     saved_at: float = -math.inf
     """When the last checkpoint was written, by ``time.monotonic``; no part of it either."""
     unsaved: tuple[Mapping[str, float], Mapping[str, float]] | None = None
-    """The scores (those beside last) of an epoch that ended too soon after the last checkpoint for one of its own."""
+    """The scores, and those of averaged weights, of an epoch that ended too soon after the last checkpoint."""
 
     @property
     def eval_model(self) -> nn.Module:
-        """The model that is validated, kept and judged: the averaged one where there is one, and it counts."""
+        """The model that is validated, selected and evaluated: the averaged one where that stands in its place."""
         return self.nets.model if self.average is None or not self.average_is_eval_model else self.average
 
     @property
     def averaged(self) -> nn.Module | None:
-        """The averaged copy, where it is judged beside the model."""
+        """The averaged copy, where it is evaluated in addition to the model."""
         return None if self.average_is_eval_model else self.average
 
     def add(self, values: Tensors) -> None:
@@ -104,15 +111,15 @@ class TrainState:
             group.update(fused=True, foreach=False, lr=torch.tensor(float(group["lr"]), device=device))
 
     def tensors(self) -> Tensors:
-        """What resuming needs besides the weights that are judged."""
+        """What resuming needs besides the weights of ``eval_model``."""
         stored = {f"sums/{name}": value for name, value in self.sums.items()}
         for name, parameter in self._parameters():
             momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
                 stored[f"momentum/{name}"] = momentum
-        for name, net in self._unjudged().items():
+        for name, net in self._other_networks().items():
             stored |= {f"{name}/{key}": value for key, value in net.state_dict().items()}
-        for name, best in (("best", self.best), ("best_beside", self.best_averaged)):
+        for name, best in zip(BEST_TENSORS, (self.best, self.best_averaged), strict=True):
             if best is not None:
                 stored[name] = torch.tensor([best.score, best.epoch], dtype=torch.float64)
         if self.metrics:
@@ -123,14 +130,14 @@ class TrainState:
         """Take back what ``tensors`` gave."""
         self.epoch, self.step = epoch, step
         device = next(self.nets.model.parameters()).device
-        self.sums = {name: value.to(device) for name, value in _below("sums", stored).items()}
-        momenta = _below("momentum", stored)
+        self.sums = {name: value.to(device) for name, value in _with_prefix("sums", stored).items()}
+        momenta = _with_prefix("momentum", stored)
         for name, parameter in self._parameters():
             if name in momenta:
                 self.optimizer.state[parameter]["momentum_buffer"] = momenta[name].to(device)
-        for name, net in self._unjudged().items():
-            net.load_state_dict(_below(name, stored))
-        self.best, self.best_averaged = (_best(stored.get(name)) for name in ("best", "best_beside"))
+        for name, net in self._other_networks().items():
+            net.load_state_dict(_with_prefix(name, stored))
+        self.best, self.best_averaged = (_best(stored.get(name)) for name in BEST_TENSORS)
         self.metrics = dict(stored["metrics"].tolist()) if "metrics" in stored else {}
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -138,8 +145,8 @@ class TrainState:
             for name, parameter in net.named_parameters():
                 yield f"{net_name}/{name}", parameter
 
-    def _unjudged(self) -> dict[str, nn.Module]:
-        """The networks whose weights are not the checkpoint's own: a teacher, the model under an average, or that."""
+    def _other_networks(self) -> dict[str, nn.Module]:
+        """Those whose weights are not the checkpoint's own: a teacher, and of model and average the other one."""
         networks = self.nets.all() | ({} if self.average is None else {"average": self.average})
         return {name: net for name, net in networks.items() if net is not self.eval_model}
 
@@ -148,44 +155,19 @@ def _best(stored: Tensor | None) -> Best | None:
     return None if stored is None else Best(score=float(stored[0]), epoch=int(stored[1]))
 
 
-def _below(prefix: str, stored: Tensors) -> Tensors:
+def _with_prefix(prefix: str, stored: Tensors) -> Tensors:
     return {key.removeprefix(f"{prefix}/"): value for key, value in stored.items() if key.startswith(f"{prefix}/")}
+
+
+def mean_loss(state: TrainState) -> float:
+    """The mean loss of the epoch so far; no number while every step was skipped."""
+    return float(state.sums["total"] / state.sums["samples"])
 
 
 def make_optimizer(nets: Nets, config: OptimizerConfig) -> torch.optim.SGD:
     """SGD on every parameter of every network."""
     parameters = [parameter for net in nets.all().values() for parameter in net.parameters()]
     return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-
-
-def better(best: Best | None, measured: Mapping[str, Any], epoch: int) -> Best | None:
-    """This epoch, if it is better than the best so far on the validation split; under attack, where one is watched."""
-    score = score_of(measured)
-    if score is None or (best is not None and score <= best.score):
-        return None
-    return Best(score=score, epoch=epoch)
-
-
-def score_of(measured: Mapping[str, Any]) -> float | None:
-    """What epochs are compared by; None where nothing was measured on a validation split."""
-    score: float | None = measured.get("validation_robust", measured.get("validation_clean"))
-    return score
-
-
-def patience_is_over(state: TrainState, config: RunConfig) -> bool:
-    """Whether early stopping ends the run: no better epoch for as many watched epochs as it has patience for."""
-    if config.stopping is None or state.best is None:
-        return False
-    return state.epoch - state.best.epoch >= config.stopping.patience * config.watch.every
-
-
-def describe_selection(config: RunConfig, which: str, *, averaged: bool) -> str:
-    """How these weights were chosen, in words for the checkpoint."""
-    average = f", weights averaged with decay {config.averaging.decay:g}" if averaged and config.averaging else ""
-    if which == "last":
-        return f"the last step trained{average}"
-    rule = "clean accuracy" if config.watch.attack is None else f"accuracy under {config.watch.attack!r}"
-    return f"highest {rule} on {config.data.held_out} held-out training images{average}"
 
 
 def make_average(model: nn.Module) -> nn.Module:
@@ -197,8 +179,8 @@ def make_average(model: nn.Module) -> nn.Module:
 def update_average(average: nn.Module, model: nn.Module, *, decay: float, updates: int) -> None:
     """Move the average towards the model, after ``updates`` updates."""
     rate = 1 - min(decay, (1 + updates) / (10 + updates))
-    ours, theirs = _followed(average), _followed(model)
-    torch._foreach_lerp_(list(ours.values()), [theirs[name] for name in ours], rate)
+    averaged, trained = _averaged_tensors(average), _averaged_tensors(model)
+    torch._foreach_lerp_(list(averaged.values()), [trained[name] for name in averaged], rate)
     source = dict(model.named_buffers())
     for name, buffer in average.named_buffers():
         if not name.endswith(STATISTICS):
@@ -208,27 +190,27 @@ def update_average(average: nn.Module, model: nn.Module, *, decay: float, update
             module.after_average()
 
 
-def _followed(model: nn.Module) -> dict[str, Tensor]:
+def _averaged_tensors(model: nn.Module) -> dict[str, Tensor]:
     buffers = {name: buffer for name, buffer in model.named_buffers() if name.endswith(STATISTICS)}
     return dict(model.named_parameters()) | buffers
 
 
 def broadcast_state(state: TrainState, group: Processes) -> None:
-    """Every process takes the state of the first: weights, statistics, momenta, sums, and where in the run it is."""
+    """Every process takes the state of the first one: weights, statistics, momenta, sums, position in the run."""
     if group.count == 1:
         return
-    place = [(state.epoch, state.step)]
-    dist.broadcast_object_list(place, src=0)
+    position = [(state.epoch, state.step)]
+    dist.broadcast_object_list(position, src=0)
     device = next(state.nets.model.parameters()).device
-    weights = _from_first(dict(state.eval_model.state_dict()), device, group)
-    training = _from_first(state.tensors(), device, group)
+    weights = _broadcast_tensors(dict(state.eval_model.state_dict()), device, group)
+    training = _broadcast_tensors(state.tensors(), device, group)
     if not group.first:
         state.eval_model.load_state_dict(weights)
-        epoch, step = place[0]
+        epoch, step = position[0]
         state.restore(training, epoch=epoch, step=step)
 
 
-def _from_first(tensors: dict[str, Tensor], device: torch.device, group: Processes) -> dict[str, Tensor]:
+def _broadcast_tensors(tensors: dict[str, Tensor], device: torch.device, group: Processes) -> dict[str, Tensor]:
     layout = [[(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]]
     dist.broadcast_object_list(layout, src=0)
     received = {}
@@ -260,8 +242,3 @@ def _checksum(value: Tensor) -> Tensor:
     """The sum of the bits as whole numbers, which no order of adding changes."""
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.itemsize]
     return value.detach().contiguous().view(whole).sum(dtype=torch.int64)
-
-
-def mean_loss(state: TrainState) -> float:
-    """The mean loss of the epoch so far; no number while every step was skipped."""
-    return float(state.sums["total"] / state.sums["samples"])

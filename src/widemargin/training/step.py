@@ -2,7 +2,9 @@
 
 Attack (evaluation mode) -> train-mode forwards -> penalties (evaluation mode, after every train-mode forward, so they
 see the statistics this batch has updated) -> the one mean of training -> backward -> update. Processes that share the
-batch (``shares``) add up their gradients before the update, so all of them make the same one.
+batch (``core.batch_share``) add up their gradients before the update, so all of them make the same one.
+
+``take_step`` is the step; ``EagerSteps`` takes a run's steps with it one by one, ``graphed_step`` captures it.
 """
 
 from dataclasses import dataclass
@@ -11,21 +13,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from widemargin.config.run import RunConfig
 from widemargin.core import batch_share, randomness
+from widemargin.core.batch_share import sharing, sums_over_processes
 from widemargin.data.batches import Batch
 from widemargin.distributed.sync_batch_norm import average_own_statistics, reduce_gradients
+from widemargin.engine.fast_model import FastNetwork
+from widemargin.engine.plan import Plan, choosing_kernels
 from widemargin.heads.training import after_update
 from widemargin.regularizers.penalty import Penalty
 from widemargin.training.nonfinite import Guard
 from widemargin.training.state import TrainState
 from widemargin.types import Nets, Objective
 
-WRITTEN = "lr_written"
-"""The entry of an optimizer's group that says what its tensor holds."""
 
-
-class Circumstances(Protocol):
-    """What a step is told besides the data."""
+class StepInputs(Protocol):
+    """What a step takes besides the networks and the data: as plain numbers, or in tensors for a CUDA graph."""
 
     @property
     def epoch(self) -> int:
@@ -43,7 +46,7 @@ class Circumstances(Protocol):
 
 @dataclass(frozen=True)
 class StepContext:
-    """Where in the run a step is: what its random numbers and schedules depend on."""
+    """Which step of a run this is: what its random numbers and schedules depend on."""
 
     seed: int
     epoch: int
@@ -99,19 +102,19 @@ def take_step(
     penalties: tuple[Penalty, ...],
     x: Tensor,
     y: Tensor,
-    now: Circumstances,
+    context: StepInputs,
     *,
     guard: Guard | None = None,
 ) -> dict[str, Tensor]:
     """Update the networks once, if the guard lets it, with these penalties; returns per-sample values (B,)."""
     if guard is not None:
         guard.remember()
-    outcome = objective(nets, x, y, epoch=now.epoch, generator=now.generator("attack"))
+    outcome = objective(nets, x, y, epoch=context.epoch, generator=context.generator("attack"))
     total, values = outcome.loss, {"loss": outcome.loss, "correct": outcome.logits.argmax(1) == y, **outcome.terms}
     average_own_statistics(nets)
     for penalty in penalties:
-        amount = penalty(nets.model, x, outcome.x_adv, y, generator=now.generator(penalty.name))
-        total = total + now.factor(penalty, batch_share.batch_size(len(x))) * amount
+        amount = penalty(nets.model, x, outcome.x_adv, y, generator=context.generator(penalty.name))
+        total = total + context.factor(penalty, batch_share.batch_size(len(x))) * amount
         values |= {penalty.name: amount, f"{penalty.name}_samples": torch.ones_like(amount)}
     optimizer.zero_grad(set_to_none=True)
     batch_share.part_of_mean(total).backward()
@@ -124,11 +127,48 @@ def take_step(
     return values if guard is None else guard.settle(values)
 
 
+LR_WRITTEN = "lr_written"
+"""The entry of an optimizer's group that says what its learning rate's tensor holds."""
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """The learning rate of the step to come; one in a tensor is written when it changes."""
+    """The learning rate of the next step; one in a tensor is written when it changes."""
     for group in optimizer.param_groups:
         if not isinstance(group["lr"], Tensor):
             group["lr"] = lr
-        elif group.get(WRITTEN) != (group["lr"].data_ptr(), lr):
+        elif group.get(LR_WRITTEN) != (group["lr"].data_ptr(), lr):
             group["lr"].fill_(lr)
-            group[WRITTEN] = group["lr"].data_ptr(), lr
+            group[LR_WRITTEN] = group["lr"].data_ptr(), lr
+
+
+class Steps(Protocol):
+    """How a run takes its steps."""
+
+    def __call__(self, batch: Batch, context: StepContext) -> None:
+        """Update the state's networks and add the step's values to its sums."""
+        ...
+
+
+EAGER = Plan()
+
+
+class EagerSteps:
+    """Every step runs its Python; the networks may still be fast ones."""
+
+    def __init__(self, state: TrainState, nets: Nets, config: RunConfig, plan: Plan = EAGER) -> None:
+        self._state, self._nets, self._plan = state, nets, plan
+        self._objective, self._penalties = config.objective, config.penalties()
+
+    def __call__(self, batch: Batch, context: StepContext) -> None:
+        """Update the networks and the sums."""
+        with choosing_kernels(self._plan, batch.labels.device), sharing(batch.share):
+            refresh_networks(self._nets)
+            values = train_step(self._state, self._objective, self._penalties, batch, context, nets=self._nets)
+            self._state.add(sums_over_processes(values))
+
+
+def refresh_networks(nets: Nets) -> None:
+    """Let fast networks take over the weights as they are now."""
+    for net in nets.all().values():
+        if isinstance(net, FastNetwork):
+            net.refresh()
