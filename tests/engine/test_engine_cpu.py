@@ -13,7 +13,8 @@ from torch._inductor.exc import InductorError
 from widemargin import ApproximateEMR, ExactEMR, InputError
 from widemargin.attacks import PGD
 from widemargin.distributed.sync_batch_norm import SharedBatchNorm, share_batch_norms
-from widemargin.engine import EvalCopy, FastNetwork, Plan, forward_flops, make_plan
+from widemargin.engine import EvalCopy, FastNetwork, Plan, cuda_graphs, forward_flops, make_plan
+from widemargin.engine.cuda_graphs import AHEAD, Pace
 from widemargin.engine.fast_model import FoldedBatchNorm
 from widemargin.errors import WidemarginWarning
 from widemargin.objectives import Standard
@@ -151,33 +152,33 @@ def test_what_does_not_compile_runs_uncompiled_and_says_so_once(error: Exception
     del y
 
 
-# The network and its twin
+# The network and its evaluation copy
 
 
-def test_the_twin_follows_weights_and_statistics() -> None:
+def test_the_evaluation_copy_follows_weights_and_statistics() -> None:
     model, x, _ = small()
-    twin = EvalCopy(model)
-    twin.refresh()
+    eval_copy = EvalCopy(model)
+    eval_copy.refresh()
     model.eval()
-    torch.testing.assert_close(twin(x), model(x))
+    torch.testing.assert_close(eval_copy(x), model(x))
     with torch.no_grad():
         model.second.weight.mul_(2)
         model.norm.weight.mul_(0.5)
     model.train()(x + 1)
-    twin.refresh()
-    torch.testing.assert_close(twin(x), model.eval()(x))
-    assert not any(parameter.requires_grad for parameter in twin.parameters())
+    eval_copy.refresh()
+    torch.testing.assert_close(eval_copy(x), model.eval()(x))
+    assert not any(parameter.requires_grad for parameter in eval_copy.parameters())
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_reduced_twin_copies_only_heavy_weights() -> None:
+def test_a_reduced_evaluation_copy_copies_only_heavy_weights() -> None:
     model, x, _ = small()
-    twin = EvalCopy(model, torch.bfloat16)
-    twin.refresh()
-    assert twin.model.first.weight.dtype == torch.bfloat16
-    assert twin.model.norm.weight.data_ptr() == model.norm.weight.data_ptr()
-    assert twin.model.norm.running_mean is model.norm.running_mean
-    torch.testing.assert_close(twin(x).float(), model.eval()(x), rtol=0.1, atol=0.05)
+    eval_copy = EvalCopy(model, torch.bfloat16)
+    eval_copy.refresh()
+    assert eval_copy.model.first.weight.dtype == torch.bfloat16
+    assert eval_copy.model.norm.weight.data_ptr() == model.norm.weight.data_ptr()
+    assert eval_copy.model.norm.running_mean is model.norm.running_mean
+    torch.testing.assert_close(eval_copy(x).float(), model.eval()(x), rtol=0.1, atol=0.05)
 
 
 def synchronized(model: nn.Module) -> nn.Module:
@@ -200,14 +201,14 @@ def test_batch_norms_of_several_processes_are_folded_too(change, kind) -> None: 
     expected = plain.eval()(x)
     model = change(plain)
     assert type(model.norm) is kind
-    twin = EvalCopy(model)
-    twin.refresh()
-    assert type(twin.model.norm) is FoldedBatchNorm
+    eval_copy = EvalCopy(model)
+    eval_copy.refresh()
+    assert type(eval_copy.model.norm) is FoldedBatchNorm
     torch.testing.assert_close(model.eval()(x), expected)
-    torch.testing.assert_close(twin(x), expected)
+    torch.testing.assert_close(eval_copy(x), expected)
     model.train()(x + 1)  # alone, which is plain batch norm: moves the statistics
-    twin.refresh_statistics()
-    torch.testing.assert_close(twin(x), model.eval()(x))
+    eval_copy.refresh_statistics()
+    torch.testing.assert_close(eval_copy(x), model.eval()(x))
     network = FastNetwork(model, FAST)
     network.refresh()
     ours, theirs = (gradients(model, ApproximateEMR()(net, x).sum()) for net in (network, model))
@@ -222,10 +223,10 @@ def test_a_batch_norm_derived_from_these_runs_as_it_is(kind: type[nn.Module]) ->
 
     model, x, _ = small()
     model.norm = Doubled(4)
-    twin = EvalCopy(model)
-    twin.refresh()
-    assert type(twin.model.norm) is Doubled
-    torch.testing.assert_close(twin(x), model.eval()(x))
+    eval_copy = EvalCopy(model)
+    eval_copy.refresh()
+    assert type(eval_copy.model.norm) is Doubled
+    torch.testing.assert_close(eval_copy(x), model.eval()(x))
 
 
 def test_a_penalty_sees_the_statistics_of_the_batch_before_it() -> None:
@@ -243,7 +244,7 @@ def test_a_penalty_is_not_disturbed_before_its_backward() -> None:
     expected = gradients(model, ApproximateEMR()(network, x).sum())
     penalty = ApproximateEMR()(network, x).sum()
     network(x + 2)
-    network.twin.refresh_statistics()
+    network.eval_copy.refresh_statistics()
     torch.testing.assert_close(gradients(model, penalty), expected)
 
 
@@ -308,3 +309,48 @@ def test_an_objective_of_ones_own_trains_fast_too() -> None:
         warnings.simplefilter("error", WidemarginWarning)
         eager, fast = (trained(config, plan, "cnn", count=3) for plan in (Plan(), FAST))
     assert difference(weights(fast), weights(eager)) < 1e-6
+
+
+# How far ahead of its GPU a program runs
+
+
+class Queue:
+    """In place of a GPU: counts the steps that were queued, and those that somebody waited for."""
+
+    def __init__(self) -> None:
+        self.queued = self.waited = 0
+
+    def event(self, *, blocking: bool) -> "Queue.Event":
+        assert blocking
+        return Queue.Event(self)
+
+    class Event:
+        def __init__(self, queue: "Queue") -> None:
+            self.queue = queue
+
+        def record(self, stream: str) -> None:
+            assert stream == "the stream of cuda:1"
+            self.at = self.queue.queued
+
+        def synchronize(self) -> None:
+            self.queue.waited = max(self.queue.waited, self.at)
+
+
+def test_a_program_is_at_most_so_many_steps_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, ahead = Queue(), []
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "Event", queue.event)
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    step = Pace(torch.device("cuda:1"))
+    for _ in range(10 * AHEAD):
+        queue.queued += 1
+        step()
+        ahead.append(queue.queued - queue.waited)
+    assert AHEAD < max(ahead) <= 2 * AHEAD
+    assert queue.waited == 9 * AHEAD
+
+
+def test_a_cpu_has_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "Event", None)
+    step = Pace(CPU)
+    for _ in range(3 * AHEAD):
+        step()

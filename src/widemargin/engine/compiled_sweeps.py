@@ -1,8 +1,8 @@
 """The sweeps of a penalty as compiled functions.
 
 Each stage is traced once per shape into a flat graph of operators (the tape's Python is gone) and compiled. Between the
-stages travel the tensors of the tape: weights stand for themselves, masks and scales are kept, adjoints are kept only
-beside convolutions and products, where they exist in memory anyway; the others are computed again where they are used.
+stages travel the tensors of the tape: weights stand for themselves, masks and scales are stored, adjoints only beside
+convolutions and products, where they exist in memory anyway; the others are computed again where they are used.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ CHEAP = (Slopes, BatchNorm, Sum)
 
 
 @dataclass(frozen=True)
-class Reference:
+class TensorReference:
     """A tensor of the tape: one of the network's own, or one that the recording made."""
 
     own: bool
@@ -37,7 +37,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class CompiledTape:
     """What a compiled recording gave: the tape with references for tensors, and the tensors it made."""
 
     layout: Tape
@@ -52,9 +52,9 @@ class CompiledStages:
         self._network, self._trained, self._compiler = network, trained, compiler
         self._functions: dict[Any, tuple[Function, Any]] = {}
 
-    def record(self, x: Tensor, *, keep_activations: bool) -> tuple[Tensor, Recorded]:
+    def record(self, x: Tensor, *, keep_activations: bool) -> tuple[Tensor, CompiledTape]:
         """Run the network."""
-        names, own = self._own()
+        names, own = self._network_tensors()
         key = ("record", x.shape, x.dtype, x.stride(), keep_activations)
 
         def trace(tensors: list[Tensor], images: Tensor) -> tuple[list[Tensor], Tape]:
@@ -64,36 +64,36 @@ class CompiledStages:
             return [logits, *made], layout
 
         (logits, *made), layout = self._run(key, trace, own, x)
-        return logits, Recorded(layout, made, key)
+        return logits, CompiledTape(layout, made, key)
 
-    def adjoints(self, tape: Recorded, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def adjoints(self, tape: CompiledTape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
         """From the logits to the images; only the adjoints beside heavy operators come out."""
 
         def trace(tensors: list[Tensor], made: list[Tensor], vectors: Tensor) -> tuple[list[Tensor], None]:
             whole = _with_tensors(tape.layout, tensors, made)
             g, adjoints = adjoint_sweep(whole, vectors)
-            return [g, *(a for a, keep in zip(adjoints, _kept(whole), strict=True) if keep)], None
+            return [g, *(a for a, keep in zip(adjoints, _stored(whole), strict=True) if keep)], None
 
         key = ("adjoints", tape.key, cotangents.shape)
-        (g, *kept), _ = self._run(key, trace, self._own()[1], tape.made, cotangents)
-        return g, kept
+        (g, *stored), _ = self._run(key, trace, self._network_tensors()[1], tape.made, cotangents)
+        return g, stored
 
-    def tangents(self, tape: Recorded, adjoints: list[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
+    def tangents(self, tape: CompiledTape, adjoints: list[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
         """From the images to the logits."""
 
         def trace(
-            tensors: list[Tensor], made: list[Tensor], kept: list[Tensor], vectors: Tensor
+            tensors: list[Tensor], made: list[Tensor], stored: list[Tensor], vectors: Tensor
         ) -> tuple[list[Tensor], tuple[list[str], list[int]]]:
             whole = _with_tensors(tape.layout, tensors, made)
-            pushed, gradients, bends = tangent_sweep(whole, _completed(whole, kept), vectors)
-            return [pushed, *gradients.values(), *bends.values()], (list(gradients), list(bends))
+            tangent, gradients, bends = tangent_sweep(whole, _all_adjoints(whole, stored), vectors)
+            return [tangent, *gradients.values(), *bends.values()], (list(gradients), list(bends))
 
         key = ("tangents", tape.key, v.shape)
-        (pushed, *found), (names, numbers) = self._run(key, trace, self._own()[1], tape.made, adjoints, v)
+        (tangent, *found), (names, numbers) = self._run(key, trace, self._network_tensors()[1], tape.made, adjoints, v)
         gradients = dict(zip(names, found[: len(names)], strict=True))
-        return pushed, gradients, dict(zip(numbers, found[len(names) :], strict=True))
+        return tangent, gradients, dict(zip(numbers, found[len(names) :], strict=True))
 
-    def reverse(self, tape: Recorded, bends: Values) -> Gradients:
+    def reverse(self, tape: CompiledTape, bends: Values) -> Gradients:
         """Backwards from the bends."""
         numbers = list(bends)
 
@@ -103,18 +103,18 @@ class CompiledStages:
             return list(gradients.values()), list(gradients)
 
         key = ("reverse", tape.key, tuple(numbers))
-        found, names = self._run(key, trace, self._own()[1], tape.made, list(bends.values()))
+        found, names = self._run(key, trace, self._network_tensors()[1], tape.made, list(bends.values()))
         return dict(zip(names, found, strict=True))
 
-    def output(self, tape: Recorded) -> int:
+    def output(self, tape: CompiledTape) -> int:
         """The number of the logits."""
         return tape.layout.output
 
-    def reads(self, tape: Recorded) -> frozenset[str]:
+    def reads(self, tape: CompiledTape) -> frozenset[str]:
         """The names of the parameters that the tape reads."""
         return tape.layout.reads
 
-    def _own(self) -> tuple[list[str], list[Tensor]]:
+    def _network_tensors(self) -> tuple[list[str], list[Tensor]]:
         named = dict(self._network.named_parameters()) | dict(self._network.named_buffers())
         wanted = {f"network.{name}": tensor.detach() for name, tensor in named.items()}
         return list(wanted), list(wanted.values())
@@ -149,16 +149,16 @@ class _Recording(nn.Module):
         return EagerSweeps(self.network, self.trained).record(x, keep_activations=self.keep_activations)
 
 
-def _kept(tape: Tape) -> list[bool]:
+def _stored(tape: Tape) -> list[bool]:
     """Which adjoints, in the tape's order, exist in memory anyway: those beside a heavy operator."""
     beside = {number for entry in tape.entries if not isinstance(entry.layer, CHEAP) for number in entry.inputs}
     return [not isinstance(entry.layer, CHEAP) or entry.output in beside for entry in tape.entries]
 
 
-def _completed(tape: Tape, kept: Sequence[Tensor]) -> list[Tensor]:
+def _all_adjoints(tape: Tape, stored: Sequence[Tensor]) -> list[Tensor]:
     """All adjoints, the cheap ones computed again."""
-    beside = [entry.output for entry, keep in zip(tape.entries, _kept(tape), strict=True) if keep]
-    given = dict(zip(beside, kept, strict=True))
+    beside = [entry.output for entry, keep in zip(tape.entries, _stored(tape), strict=True) if keep]
+    given = dict(zip(beside, stored, strict=True))
     at: Values = dict(given)
     for entry in reversed(tape.entries):
         if not isinstance(entry.layer, CHEAP):
@@ -171,34 +171,33 @@ def _completed(tape: Tape, kept: Sequence[Tensor]) -> list[Tensor]:
 
 def _with_references(tape: Tape, own: Sequence[Tensor]) -> tuple[Tape, list[Tensor]]:
     """(the tape with every tensor replaced by a reference, the tensors that are not the network's own)."""
-    known = {id(tensor): Reference(True, i) for i, tensor in enumerate(own)}
+    known = {id(tensor): TensorReference(True, i) for i, tensor in enumerate(own)}
     made: list[Tensor] = []
 
-    def reference(tensor: Tensor) -> Reference:
+    def reference(tensor: Tensor) -> TensorReference:
         if id(tensor) not in known:
-            known[id(tensor)] = Reference(False, len(made))
+            known[id(tensor)] = TensorReference(False, len(made))
             made.append(tensor)
         return known[id(tensor)]
 
-    return _changed(tape, Tensor, reference), made
+    return _replaced(tape, Tensor, reference), made
 
 
 def _with_tensors(tape: Tape, own: Sequence[Tensor], made: Sequence[Tensor]) -> Tape:
     """The tape with every reference replaced by its tensor."""
-    return _changed(tape, Reference, lambda reference: (own if reference.own else made)[reference.index])
+    return _replaced(tape, TensorReference, lambda reference: (own if reference.own else made)[reference.index])
 
 
-def _changed(tape: Tape, kind: type, change: Callable[[Any], Any]) -> Tape:
-    entries = [Entry(entry.inputs, entry.output, _changed_layer(entry.layer, kind, change)) for entry in tape.entries]
+def _replaced(tape: Tape, kind: type, change: Callable[[Any], Any]) -> Tape:
+    """The tape with everything of a kind changed, in the fields of its layers and in lists there."""
+    entries = []
+    for entry in tape.entries:
+        found: dict[str, Any] = {}
+        for field in fields(entry.layer):
+            value = getattr(entry.layer, field.name)
+            if isinstance(value, kind):
+                found[field.name] = change(value)
+            elif isinstance(value, list):
+                found[field.name] = [change(item) if isinstance(item, kind) else item for item in value]
+        entries.append(Entry(entry.inputs, entry.output, replace(entry.layer, **found)))
     return replace(tape, entries=entries)
-
-
-def _changed_layer(layer: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    found: dict[str, Any] = {}
-    for field in fields(layer):
-        value = getattr(layer, field.name)
-        if isinstance(value, kind):
-            found[field.name] = change(value)
-        elif isinstance(value, list):
-            found[field.name] = [change(item) if isinstance(item, kind) else item for item in value]
-    return replace(layer, **found)

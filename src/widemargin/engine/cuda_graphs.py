@@ -1,14 +1,11 @@
-"""Capturing a CUDA graph.
-
-A function of tensors as a CUDA graph: captured after a few calls with a shape, replayed from then on.
+"""CUDA graphs: a function of tensors is captured after a few calls with a shape, and replayed from then on.
 
 The kernels are those of the ordinary call, so the numbers are too; only the time between launches is gone. Outside
 CUDA, and where a capture fails, the function is simply called.
 
-How far a program may run ahead of its GPU.
-
-Launching a captured step takes microseconds, so without this a program queues seconds of work. Whatever waits for the
-GPU then waits for all of it: a checkpoint at a signal or at the end of the time, for one.
+Launching a captured step takes microseconds, so a program would queue seconds of work, and whatever waits for the GPU
+would wait for all of it: a checkpoint at a signal or at the end of the time, for one. ``Pace`` says how far a program
+may run ahead of its GPU.
 """
 
 from collections import Counter
@@ -62,23 +59,23 @@ class GraphedFunction:
         found = self._captured[key]
         if found is None:
             return self._function(*inputs)
-        graph, places, result = found
-        for place, tensor in zip(places, inputs, strict=True):
-            place.copy_(tensor)
+        graph, static_inputs, result = found
+        for static, tensor in zip(static_inputs, inputs, strict=True):
+            static.copy_(tensor)
         graph.replay()
         return result.clone()
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> tuple[Any, tuple[Tensor, ...], Tensor] | None:
-        places = tuple(tensor.clone() for tensor in inputs)
+        static_inputs = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
         try:
             with capturing(graph, inputs[0].device):
-                result = self._function(*places)
+                result = self._function(*static_inputs)
         except RuntimeError:
             self._captures = False
             torch.cuda.synchronize(inputs[0].device)
             return None
-        return graph, places, result
+        return graph, static_inputs, result
 
 
 AHEAD = 16

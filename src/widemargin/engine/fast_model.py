@@ -1,18 +1,15 @@
-"""Batch norms of a twin as a scale and a shift per channel, made from the model's own tensors, all layers at once.
-
-A second view of a model for passes that train nothing: evaluation mode, no gradients, a smaller type if wanted.
-
-Everything is shared with the model except the weights of convolutions and linear layers, which are copies in the
-smaller type, and batch norms, which are a scale and a shift; both are refreshed once a step. So an attack casts no
-weights, computes no weight gradients and never switches the model between modes.
-
-A compiled function that gives way to the plain one, once and for all, if it does not compile.
-
-A model as the fast engine runs it: the same parameters, each kind of pass on its own fast path.
+"""A model as the fast engine runs it: the same parameters, each kind of pass on its own fast path.
 
 Objectives, attacks and penalties see an ordinary module. A training-mode pass runs the model itself, compiled and under
-autocast. An evaluation-mode pass that needs no weight gradients runs the twin. A penalty takes its sweeps from
-``penalty_stages``. Any other pass runs the model as it is. What cannot be made fast runs as it is too, said once.
+autocast. An evaluation-mode pass that needs no weight gradients runs the model's evaluation copy. A penalty takes its
+sweeps from ``penalty_stages``. Any other pass runs the model as it is. What cannot be made fast runs as it is too, said
+once.
+
+The evaluation copy is a second view of the model for passes that train nothing: evaluation mode, no gradients, a
+smaller type if wanted. It shares everything with the model except the weights of convolutions and linear layers, which
+are copies in the smaller type, and batch norms, which are a scale and a shift per channel, made from the model's own
+tensors for all layers at once; both are refreshed once a step. So an attack casts no weights, computes no weight
+gradients and never switches the model between modes.
 """
 
 import copy
@@ -30,7 +27,7 @@ from widemargin.gradients.sweeps.layers import folded_batch_norm
 from widemargin.gradients.sweeps.tape import EagerSweeps
 from widemargin.types import Sweeps
 
-_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class FoldedBatchNorm(nn.Module):
@@ -58,7 +55,7 @@ class FoldedBatchNorm(nn.Module):
 
 
 def fold_batch_norms(model: nn.Module) -> list[FoldedBatchNorm]:
-    """Replace every batch norm of a twin that is plain in evaluation mode and has running statistics; the new ones."""
+    """Replace every batch norm with running statistics that is affine in evaluation mode; the new ones."""
     found: list[FoldedBatchNorm] = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -70,7 +67,7 @@ def fold_batch_norms(model: nn.Module) -> list[FoldedBatchNorm]:
 
 def _is_foldable(kind: type[nn.Module]) -> bool:
     """Torch's own, or a class that says so in its own body (``types.FoldableNorm``)."""
-    return kind in _PLAIN or vars(kind).get("foldable_in_evaluation") is True
+    return kind in BATCH_NORMS or vars(kind).get("foldable_in_evaluation") is True
 
 
 @torch.no_grad()
@@ -93,11 +90,11 @@ def refresh_folds(norms: list[FoldedBatchNorm]) -> None:
         torch._foreach_copy_([norm.shift for norm in group], products)
 
 
-_CAST = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, nn.Linear.forward)
+CAST_LAYERS = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, nn.Linear.forward)
 
 
 class EvalCopy(nn.Module):
-    """The twin of a model, under the same parameter names with ``model.`` before them."""
+    """The evaluation copy of a model, under the same parameter names with ``model.`` before them."""
 
     def __init__(self, model: nn.Module, reduced: torch.dtype | None = None) -> None:
         super().__init__()
@@ -110,7 +107,7 @@ class EvalCopy(nn.Module):
         self._norms = fold_batch_norms(self.model)
 
     def _share(self, mine: nn.Module, theirs: nn.Module) -> None:
-        casts = self.reduced is not None and type(theirs).forward in _CAST
+        casts = self.reduced is not None and type(theirs).forward in CAST_LAYERS
         for name, parameter in theirs.named_parameters(recurse=False):
             shared = nn.Parameter(parameter.detach(), requires_grad=False)
             if casts:
@@ -147,8 +144,8 @@ Say = Callable[[str, str], None]
 class CompiledOrEager:
     """Calls ``compiled`` until that fails to compile, and says so through ``say``."""
 
-    def __init__(self, compiled: Function, plain: Function, name: str, say: Say) -> None:
-        self._now, self._plain, self._name, self._say = compiled, plain, name, say
+    def __init__(self, compiled: Function, eager: Function, name: str, say: Say) -> None:
+        self._now, self._eager, self._name, self._say = compiled, eager, name, say
 
     def __call__(self, x: Tensor) -> Tensor:
         """The function's result."""
@@ -157,10 +154,10 @@ class CompiledOrEager:
         except RuntimeError as error:
             if not does_not_compile(error):
                 raise
-            self._now = self._plain
+            self._now = self._eager
             reason = str(error).strip().splitlines()[0]
             self._say(self._name, f"the {self._name} pass does not compile ({reason}); it runs uncompiled")
-            return self._plain(x)
+            return self._eager(x)
 
 
 def does_not_compile(error: Exception) -> bool:
@@ -179,17 +176,17 @@ class FastNetwork(nn.Module):
         self.train(model.training)
         self._plan = plan
         self._said: set[str] = set()
-        twin = EvalCopy(model, plan.reduced)
-        self._twins = [twin]  # a list hides it from the submodules: it has no parameters of its own
+        eval_copy = EvalCopy(model, plan.reduced)
+        self._eval_copies = [eval_copy]  # a list hides it from the submodules: it has no parameters of its own
         features: Any = getattr(model, "features", None)
-        passes: dict[str, Any] = {"evaluation": twin, "training": model, "features": features}
+        passes: dict[str, Any] = {"evaluation": eval_copy, "training": model, "features": features}
         self._passes = {name: self._compiled(function, name) for name, function in passes.items() if function}
         self._stages: dict[frozenset[str], Sweeps] = {}
 
     @property
-    def twin(self) -> EvalCopy:
-        """The evaluation-mode view."""
-        return self._twins[0]
+    def eval_copy(self) -> EvalCopy:
+        """The model for passes that train nothing."""
+        return self._eval_copies[0]
 
     @property
     def head(self) -> Any:
@@ -197,8 +194,8 @@ class FastNetwork(nn.Module):
         return getattr(self.model, "head", None)
 
     def refresh(self) -> None:
-        """Before a step: the twin takes the weights as they are now."""
-        self.twin.refresh()
+        """Before a step: the evaluation copy takes the weights as they are now."""
+        self.eval_copy.refresh()
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits, in float32 or wider."""
@@ -228,7 +225,7 @@ class FastNetwork(nn.Module):
             CompiledStages,  # here: it brings torch's tracers, a second to import
         )
 
-        return CompiledStages(self.twin, trained, self._plan.compiler)
+        return CompiledStages(self.eval_copy, trained, self._plan.compiler)
 
     def note_double_backward(self, owner: str, reason: str) -> None:
         """Say once that a penalty takes the slower way."""

@@ -1,7 +1,4 @@
-"""Which means the engine uses: precision, memory layout, compilation, CUDA graphs; chosen by device and model.
-
-Which kernels a step gets: with TF32 or without, and the fastest that cuDNN finds; the user's settings come back.
-"""
+"""What the engine uses: precision, memory layout, compilation, CUDA graphs and kernels; chosen by device and model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -70,7 +67,7 @@ def make_plan(engine: str, model: nn.Module, image_shape: tuple[int, ...], devic
     return Plan(
         engine="fast",
         precision=quicker if modern else "float32",
-        channels_last=heavy and has_convolutions(model),
+        channels_last=heavy and any(isinstance(module, nn.Conv2d) for module in model.modules()),
         compiler="inductor" if heavy else None,
         graphs=True,
     )
@@ -86,14 +83,12 @@ def forward_flops(model: nn.Module, image_shape: tuple[int, ...], device: torch.
     return float(counter.get_total_flops())
 
 
-def has_convolutions(model: nn.Module) -> bool:
-    """Whether a memory layout for convolutions means anything."""
-    return any(isinstance(module, nn.Conv2d) for module in model.modules())
-
-
 @contextmanager
 def choosing_kernels(plan: Plan, device: torch.device) -> Iterator[None]:
-    """Inside, kernels are chosen as the plan says. A replayed graph has made its choice, and a CPU has none."""
+    """Inside, kernels are chosen as the plan says, the user's settings restored after.
+
+    A replayed graph has made its choice, and a CPU has none.
+    """
     if device.type != "cuda":
         yield
         return
