@@ -56,7 +56,7 @@ class PGD:
         check_number(
             "PGD.step_size",
             self.step_size,
-            fits=lambda step: 0 < step <= largest,
+            is_valid=lambda step: 0 < step <= largest,
             rule="in (0, 1]" if self.norm == "linf" else "a positive number",
             hint=pixel_hint(self.step_size),
         )

@@ -29,7 +29,7 @@ class Linf:
 
     def __post_init__(self) -> None:
         hint = pixel_hint(self.eps)
-        check_number("Linf.eps", self.eps, fits=lambda eps: 0 < eps <= 1, rule="in (0, 1]", hint=hint)
+        check_number("Linf.eps", self.eps, is_valid=lambda eps: 0 < eps <= 1, rule="in (0, 1]", hint=hint)
 
     def project(self, delta: Tensor) -> Tensor:
         """The nearest perturbation inside the ball."""
@@ -58,7 +58,7 @@ class L2:
 
     def __post_init__(self) -> None:
         usual = "0.5 and 1.0 are usual"
-        check_number("L2.eps", self.eps, fits=lambda eps: eps > 0, rule="a positive number", hint=usual)
+        check_number("L2.eps", self.eps, is_valid=lambda eps: eps > 0, rule="a positive number", hint=usual)
 
     def project(self, delta: Tensor) -> Tensor:
         """The nearest perturbation inside the ball."""

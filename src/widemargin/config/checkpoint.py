@@ -1,24 +1,16 @@
-"""The checksum of a checkpoint, inside it: one file, so no kill can part the two.
+"""A checkpoint: one safetensors file, no pickle, with its whole description and its checksum inside.
 
-It is the SHA-256 of the whole file, taken while the place of the digest itself holds zeros: a changed bit anywhere, in
-the weights, the offsets or the description, is seen. The description is JSON text in a JSON header, so its quotes are
-escaped once: ``\"checksum\": \"sha256:...\"``. Text of the user's is escaped twice there and cannot look like it.
+*Content.* Weights are stored under the field's public key names; what only a resumed run needs (momentum, running sums)
+sits beside them under ``train/``. The description, a JSON table in the header, holds the run's configuration, how these
+weights were chosen, and the versions.
 
-What a reader must know about weights, as the JSON table inside the checkpoint's header.
+*Checksum.* It is inside the file, so no kill can part the two: the SHA-256 of the whole file, taken while the place of
+the digest itself holds zeros. A changed bit anywhere, in the weights, the offsets or the description, is seen. The
+description is JSON text in a JSON header, so its quotes are escaped once: ``\\"checksum\\": \\"sha256:...\\"``. Text of
+the user's is escaped twice there and cannot look like it.
 
-One checkpoint file: safetensors, no pickle, with its whole description and its checksum inside.
-
-Weights are stored under the field's public key names; what only a resumed run needs (momentum, running sums) sits
-beside them under ``train/``. The description holds the run's configuration, how these weights were chosen, and the
-versions.
-
-The checkpoint before the last: what a run goes on from when the last one is damaged or missing.
-
-From a checkpoint to the model it describes.
-
-Checkpoints that say what they are, know when they are damaged, and keep the one before until the next is safe.
-
-What an evaluation is pointed at: a run folder or a checkpoint file.
+*Writing.* A new file takes the old one's place only after it was read back whole; the one before stays under another
+name until then, and is what a run goes on from when the last one is damaged or missing.
 """
 
 import errno
@@ -29,7 +21,7 @@ import re
 import struct
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -47,85 +39,16 @@ from widemargin.errors import InputError, WidemarginWarning
 from widemargin.models.classifier import build_model
 from widemargin.models.public_weights import no_larger_than
 
-KEY = "checksum"
-BLANK = "sha256:" + "0" * 64
-_PLACE = re.compile(rb'\\"checksum\\": \\"sha256:([0-9a-f]{64})\\"')
-_ENDS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,20}\s*,\s*(\d{1,20})\s*\]')
+BEST, LAST, PREVIOUS, CONFIG = "best.safetensors", "last.safetensors", "previous.safetensors", "config.toml"
+"""The files of a run folder."""
+AVERAGED = "averaged"
+"""The folder of averaged weights that are judged beside a run's own, and what their measurements begin with."""
+FORMAT, METADATA, TRAIN_PREFIX = "widemargin-checkpoint-1", "widemargin", "train/"
+KEY, BLANK = "checksum", "sha256:" + "0" * 64
+_CHECKSUM = re.compile(rb'\\"checksum\\": \\"sha256:([0-9a-f]{64})\\"')
+_TENSOR_ENDS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,20}\s*,\s*(\d{1,20})\s*\]')
 _LONGEST_HEADER = 100_000_000  # what the safetensors library itself allows
 _CHUNK = 1 << 20
-
-
-class DamagedError(InputError):
-    """The file is not what was written; ``reason`` says how that shows."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} is not a readable checkpoint: {reason}; put back a copy of it, or choose another")
-        self.reason = reason
-
-
-def seal(content: bytes) -> list[memoryview]:
-    """The same bytes with the digest in place of the blank one, in pieces, since a copy would double the memory."""
-    length = header_length(content[:8])
-    place = _PLACE.search(content, 8, 8 + length)
-    if place is None:  # a bug of ours: whoever saves puts the blank there
-        raise ValueError("the header has no place for the checksum")
-    digest = hashlib.sha256(content).hexdigest().encode()
-    whole = memoryview(content)
-    return [whole[: place.start(1)], memoryview(digest), whole[place.end(1) :]]
-
-
-def check_whole(path: Path) -> bool:
-    """Read every byte; a file whose checksum does not fit is damaged. False where there is no checksum to compare."""
-    check_file(path)
-    with path.open("rb") as stream:
-        header = read_header(stream, path)
-        place = _PLACE.search(header)
-        if place is None:
-            return False
-        described = 8 + len(header) + max((int(end) for end in _ENDS.findall(header)), default=0)
-        if described < (size := path.stat().st_size):  # which may be terabytes of nothing
-            raise DamagedError(path, f"it has {size} bytes, {size - described} more than it describes")
-        blank = header[: place.start(1)] + b"0" * 64 + header[place.end(1) :]
-        running = hashlib.sha256(struct.pack("<Q", len(header)) + blank)
-        while chunk := stream.read(_CHUNK):
-            running.update(chunk)
-    if running.hexdigest().encode() != place.group(1):
-        raise DamagedError(path, "its bytes do not fit its checksum")
-    return True
-
-
-def read_checksum(path: Path) -> str | None:
-    """What a checkpoint carries, ``sha256:...``, by its header alone; None where there is none to be read."""
-    try:
-        check_file(path)
-        with path.open("rb") as stream:
-            place = _PLACE.search(read_header(stream, path))
-    except (InputError, OSError):
-        return None
-    return None if place is None else f"sha256:{place.group(1).decode()}"
-
-
-def read_header(stream: BinaryIO, path: Path) -> bytes:
-    """The JSON header, if the file can hold one of the length it claims."""
-    size = path.stat().st_size
-    start = stream.read(8)
-    if len(start) < 8:
-        raise DamagedError(path, f"it has {size} bytes in all")
-    length = header_length(start)
-    if length > min(size - 8, _LONGEST_HEADER):
-        if stream.read(1) != b"{":
-            raise DamagedError(path, "it does not begin as a safetensors file does, so it holds something else")
-        raise DamagedError(path, f"it claims a header of {length} bytes and has {size} bytes in all")
-    return stream.read(length)
-
-
-def header_length(start: bytes) -> int:
-    """The number the first eight bytes hold."""
-    (length,) = struct.unpack("<Q", start)
-    return int(length)
-
-
-FORMAT = "widemargin-checkpoint-1"
 Which = Literal["last", "best"]
 
 
@@ -149,64 +72,13 @@ class Description:
         return from_dict(self.config)
 
 
-def other_version(table: Mapping[str, Any], *, sealed: bool) -> str | None:
-    """Why only another version can read the description, and what to do; None where this one can.
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights, what resuming needs, and the description."""
 
-    What this one does not know in a file that is not ``sealed`` by its checksum may as well be damage.
-    """
-    found, known = table.get("format", FORMAT), {field.name for field in fields(Description)}
-    unknown = [name for name in table if name not in known and sealed]
-    if found == FORMAT and not unknown:
-        return None
-    what = f"says {unknown[0][:80]!r} of itself" if found == FORMAT else f"has the format {str(found)[:80]!r}"
-    versions = table.get("versions")
-    writer = str(versions.get("widemargin", "unknown") if isinstance(versions, dict) else "unknown")[:80]
-    return (
-        f"{what}; this version reads {FORMAT!r}; use the version of widemargin that wrote it ({writer}), or choose "
-        "another checkpoint"
-    )
-
-
-def read_description(table: Mapping[str, Any]) -> Description:
-    """The description a table holds; a ValueError names the first field that no checkpoint of ours has so."""
-    for name, fits in _FITS.items():
-        if name in table and not fits(table[name]):
-            raise ValueError(f"its {name} is {str(table[name])[:80]!r}")
-    return Description(**(dict(table) | {"image_shape": tuple(table["image_shape"])}))
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _is_shape(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(_is_count(side) for side in value)
-
-
-def _are_scores(value: object) -> bool:
-    return isinstance(value, dict) and all(type(score) in (int, float) for score in value.values())
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-_FITS: dict[str, Callable[[object], bool]] = {
-    "which": lambda value: value in ("last", "best"),
-    "selection": _is_text,
-    "config": _is_table,
-    "image_shape": _is_shape,
-    "num_classes": _is_count,
-    "epoch": _is_count,
-    "step": _is_count,
-    "scores": _are_scores,
-    "versions": _is_table,
-    "format": _is_text,
-}
+    weights: dict[str, Tensor]
+    training: dict[str, Tensor]
+    description: Description
 
 
 def software_versions() -> dict[str, str]:
@@ -218,17 +90,12 @@ def software_versions() -> dict[str, str]:
     }
 
 
-TRAIN_PREFIX = "train/"
-METADATA = "widemargin"
+class DamagedError(InputError):
+    """The file is not what was written; ``reason`` says how that shows."""
 
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The weights, what resuming needs, and the description."""
-
-    weights: dict[str, Tensor]
-    training: dict[str, Tensor]
-    description: Description
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is not a readable checkpoint: {reason}; put back a copy of it, or choose another")
+        self.reason = reason
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint, previous: Path | None = None) -> None:
@@ -238,7 +105,11 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, previous: Path | None = 
     that is damaged is not kept, since it would push out a good one.
     """
     tensors = dict(checkpoint.weights) | {TRAIN_PREFIX + key: value for key, value in checkpoint.training.items()}
-    stored = {key: _copied(value) for key, value in tensors.items()}
+    # on the host, contiguous, and sharing memory with no other, by one copy each
+    stored = {
+        key: value.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+        for key, value in tensors.items()
+    }
     table = {KEY: BLANK} | asdict(checkpoint.description)
     # not save_file: it hides the errors of the disk and the user's umask
     pieces = seal(save(stored, metadata={METADATA: json.dumps(table)}))
@@ -248,13 +119,12 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, previous: Path | None = 
             for piece in pieces:
                 stream.write(piece)
 
-    keep = previous if previous is not None and _is_whole(path) else None
+    keep = None
+    if previous is not None:
+        with suppress(InputError):
+            load_description(path)
+            keep = previous
     write_atomic(path, write, verify=_read_back, keep=keep)
-
-
-def _copied(value: Tensor) -> Tensor:
-    """On the host, contiguous, and sharing memory with no other, by one copy."""
-    return value.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
 
 
 def _read_back(partial: Path) -> None:
@@ -263,14 +133,6 @@ def _read_back(partial: Path) -> None:
         check_whole(partial)
     except DamagedError as error:
         raise OSError(f"what was read back is not what was written ({error.reason})") from None
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        load_description(path)
-    except InputError:
-        return False
-    return True
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -302,10 +164,10 @@ def load_description(path: Path) -> Description:
         raise InputError(f"{path} is not a readable checkpoint: {error.strerror or error}") from None
     except Exception as error:  # whatever the reader makes of bytes nobody wrote
         raise DamagedError(path, str(error)) from None
-    return _described(path, header, sealed=sealed)
+    return _parsed(path, header, sealed=sealed)
 
 
-def _described(path: Path, header: Mapping[str, str] | None, *, sealed: bool) -> Description:
+def _parsed(path: Path, header: Mapping[str, str] | None, *, sealed: bool) -> Description:
     try:
         table: dict[str, Any] = json.loads((header or {})[METADATA])
         if table.pop(KEY, None) is not None and not sealed:
@@ -317,9 +179,6 @@ def _described(path: Path, header: Mapping[str, str] | None, *, sealed: bool) ->
         reason = f"it holds weights but no widemargin description; it was not written by widemargin ({error})"
         raise DamagedError(path, reason) from None
     raise InputError(f"{path} {other}")
-
-
-PREVIOUS = "previous.safetensors"
 
 
 def load_newest(last: Path, previous: Path) -> tuple[Checkpoint, Path] | None:
@@ -343,13 +202,116 @@ def load_newest(last: Path, previous: Path) -> tuple[Checkpoint, Path] | None:
             f"{trouble} and {previous} is damaged ({error.reason}); put back a copy of one, or remove both to begin "
             "anew"
         ) from None
-    warnings.warn(f"{trouble}; going on from {previous}, {_place(checkpoint)}", WidemarginWarning, stacklevel=2)
+    at = f"epoch {checkpoint.description.epoch} and step {checkpoint.description.step}"
+    text = f"{trouble}; going on from {previous}, {at}; what was trained after it is trained again"
+    warnings.warn(text, WidemarginWarning, stacklevel=2)
     return checkpoint, previous
 
 
-def _place(checkpoint: Checkpoint) -> str:
-    description = checkpoint.description
-    return f"epoch {description.epoch} and step {description.step}; what was trained after it is trained again"
+def other_version(table: Mapping[str, Any], *, sealed: bool) -> str | None:
+    """Why only another version can read the description, and what to do; None where this one can.
+
+    What this one does not know in a file that is not ``sealed`` by its checksum may as well be damage.
+    """
+    found, known = table.get("format", FORMAT), {field.name for field in fields(Description)}
+    unknown = [name for name in table if name not in known and sealed]
+    if found == FORMAT and not unknown:
+        return None
+    what = f"says {unknown[0][:80]!r} of itself" if found == FORMAT else f"has the format {str(found)[:80]!r}"
+    versions = table.get("versions")
+    writer = str(versions.get("widemargin", "unknown") if isinstance(versions, dict) else "unknown")[:80]
+    return (
+        f"{what}; this version reads {FORMAT!r}; use the version of widemargin that wrote it ({writer}), or choose "
+        "another checkpoint"
+    )
+
+
+def read_description(table: Mapping[str, Any]) -> Description:
+    """The description a table holds; a ValueError names the first field that no checkpoint of ours has so."""
+    for name, is_valid in _FIELD_CHECKS.items():
+        if name in table and not is_valid(table[name]):
+            raise ValueError(f"its {name} is {str(table[name])[:80]!r}")
+    return Description(**(dict(table) | {"image_shape": tuple(table["image_shape"])}))
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+_FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "which": lambda value: value in ("last", "best"),
+    "selection": lambda value: isinstance(value, str),
+    "config": lambda value: isinstance(value, dict),
+    "image_shape": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_count, value)),
+    "num_classes": _is_count,
+    "epoch": _is_count,
+    "step": _is_count,
+    "scores": lambda value: isinstance(value, dict) and all(type(score) in (int, float) for score in value.values()),
+    "versions": lambda value: isinstance(value, dict),
+    "format": lambda value: isinstance(value, str),
+}
+
+
+def seal(content: bytes) -> list[memoryview]:
+    """The same bytes with the digest in place of the blank one, in pieces, since a copy would double the memory."""
+    length = header_length(content[:8])
+    place = _CHECKSUM.search(content, 8, 8 + length)
+    if place is None:  # a bug of ours: whoever saves puts the blank there
+        raise ValueError("the header has no place for the checksum")
+    digest = hashlib.sha256(content).hexdigest().encode()
+    whole = memoryview(content)
+    return [whole[: place.start(1)], memoryview(digest), whole[place.end(1) :]]
+
+
+def check_whole(path: Path) -> bool:
+    """Read every byte; a file whose checksum does not fit is damaged. False where there is no checksum to compare."""
+    check_file(path)
+    with path.open("rb") as stream:
+        header = read_header(stream, path)
+        place = _CHECKSUM.search(header)
+        if place is None:
+            return False
+        described = 8 + len(header) + max((int(end) for end in _TENSOR_ENDS.findall(header)), default=0)
+        if described < (size := path.stat().st_size):  # which may be terabytes of nothing
+            raise DamagedError(path, f"it has {size} bytes, {size - described} more than it describes")
+        blank = header[: place.start(1)] + b"0" * 64 + header[place.end(1) :]
+        running = hashlib.sha256(struct.pack("<Q", len(header)) + blank)
+        while chunk := stream.read(_CHUNK):
+            running.update(chunk)
+    if running.hexdigest().encode() != place.group(1):
+        raise DamagedError(path, "its bytes do not fit its checksum")
+    return True
+
+
+def read_checksum(path: Path) -> str | None:
+    """What a checkpoint carries, ``sha256:...``, by its header alone; None where there is none to be read."""
+    try:
+        check_file(path)
+        with path.open("rb") as stream:
+            place = _CHECKSUM.search(read_header(stream, path))
+    except (InputError, OSError):
+        return None
+    return None if place is None else f"sha256:{place.group(1).decode()}"
+
+
+def read_header(stream: BinaryIO, path: Path) -> bytes:
+    """The JSON header, if the file can hold one of the length it claims."""
+    size = path.stat().st_size
+    start = stream.read(8)
+    if len(start) < 8:
+        raise DamagedError(path, f"it has {size} bytes in all")
+    length = header_length(start)
+    if length > min(size - 8, _LONGEST_HEADER):
+        if stream.read(1) != b"{":
+            raise DamagedError(path, "it does not begin as a safetensors file does, so it holds something else")
+        raise DamagedError(path, f"it claims a header of {length} bytes and has {size} bytes in all")
+    return stream.read(length)
+
+
+def header_length(start: bytes) -> int:
+    """The number the first eight bytes hold."""
+    (length,) = struct.unpack("<Q", start)
+    return int(length)
 
 
 def restore_model(checkpoint: Checkpoint, *, source: Path) -> nn.Module:
@@ -392,8 +354,3 @@ def fitting(source: Path) -> Iterator[None]:
     except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:160]
         raise InputError(f"{source} does not fit this run: {reason}; is it a checkpoint of another run?") from None
-
-
-BEST, LAST, CONFIG = "best.safetensors", "last.safetensors", "config.toml"
-AVERAGED = "averaged"
-"""The folder of averaged weights that are judged beside a run's own, and what their measurements begin with."""

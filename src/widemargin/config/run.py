@@ -1,14 +1,9 @@
-"""The plain parts of a run: data, optimizer, what is watched, how it is judged, averaging, stopping.
-
-The penalties of a run as tables: [emr] and [igr].
-
-One run, described completely: what ``config.toml`` in a run folder holds.
+"""One run, described completely: what ``config.toml`` in a run folder holds.
 
 Every part is a frozen dataclass. What a part does is written where that part lives (the attack in ``attacks/``, the
-schedule in ``schedules.py``); this module puts them together and refuses combinations that mean nothing. Models,
-objectives and heads of your own join by a line such as ``OBJECTIVES["mine"] = MyObjective`` (docs/adding.md).
-
-Parts of a schedule that a run never gets to: most often its epochs were changed and the schedule was forgotten.
+schedule in ``schedules.py``); this module puts them together, refuses combinations that mean nothing, and says which
+parts of a schedule a run never gets to. Models, objectives and heads of your own join by a line such as
+``OBJECTIVES["mine"] = MyObjective`` (docs/adding.md).
 """
 
 import math
@@ -74,8 +69,8 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         legal = {"lr": self.lr > 0, "momentum": 0 <= self.momentum < 1, "weight_decay": self.weight_decay >= 0}
-        for field, fits in legal.items():
-            if not (fits and math.isfinite(getattr(self, field))):
+        for field, in_range in legal.items():
+            if not (in_range and math.isfinite(getattr(self, field))):
                 raise InputError(
                     f"optimizer.{field} is out of range: {getattr(self, field)!r}; usual are lr 0.01 to 0.1, "
                     "momentum 0.9, weight_decay 0 to 0.01"
@@ -190,22 +185,20 @@ class EMRConfig:
 
     def penalty(self) -> Penalty:
         """The penalty this describes."""
+        regularizer: ExactEMR | ApproximateEMR | StochasticEMR = ExactEMR()
+        if self.kind == "approximate":
+            regularizer = ApproximateEMR(temperature=1.0 if self.temperature is None else self.temperature)
+        elif self.kind == "stochastic":
+            regularizer = StochasticEMR(projections=1 if self.projections is None else self.projections)
         return Penalty(
             name="emr",
-            regularizer=self._regularizer(),
+            regularizer=regularizer,
             weight=self.weight,
             at=self.at,
             scaling=self.scaling,
             every=self.every,
             schedule=self.schedule,
         )
-
-    def _regularizer(self) -> ExactEMR | ApproximateEMR | StochasticEMR:
-        if self.kind == "exact":
-            return ExactEMR()
-        if self.kind == "approximate":
-            return ApproximateEMR(temperature=1.0 if self.temperature is None else self.temperature)
-        return StochasticEMR(projections=1 if self.projections is None else self.projections)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,10 +283,10 @@ class RunConfig:
                 )
 
     def _check_teacher(self) -> None:
-        guided = isinstance(self.objective, Lbgat)
-        if guided and self.teacher is None:
+        has_teacher = isinstance(self.objective, Lbgat)
+        if has_teacher and self.teacher is None:
             raise InputError('objective "lbgat" needs a [teacher] table; the published one is kind = "lbgat-teacher"')
-        if self.teacher is not None and not guided:
+        if self.teacher is not None and not has_teacher:
             raise InputError('teacher has no effect with this objective; remove it, or use objective.kind = "lbgat"')
 
     def _check_head(self) -> None:
@@ -326,15 +319,17 @@ class RunConfig:
 
 
 def unreached(config: RunConfig) -> list[str]:
-    """One sentence for each schedule of which something is left when the run ends, with the setting to change."""
+    """One sentence for each schedule of which something is left when the run ends, with the setting to change.
+
+    Most often the epochs were changed and the schedule was forgotten.
+    """
     schedules: dict[str, Schedule] = {"optimizer": config.optimizer.schedule}
     schedules |= {name: part.schedule for name in ("emr", "igr") if (part := getattr(config, name)) is not None}
-    return [
-        text for name, schedule in schedules.items() if (text := _left(f"{name}.schedule", schedule, config.epochs))
-    ]
+    found = (_unreached_part(f"{name}.schedule", schedule, config.epochs) for name, schedule in schedules.items())
+    return [text for text in found if text]
 
 
-def _left(path: str, schedule: Schedule, epochs: int) -> str:
+def _unreached_part(path: str, schedule: Schedule, epochs: int) -> str:
     if isinstance(schedule, OneCycle) and schedule.epochs > epochs:
         return (
             f"{path} comes down at {schedule.epochs:g} epochs, the run ends at {epochs}: "

@@ -13,7 +13,7 @@ from widemargin.core.files import check_file
 from widemargin.core.schema import Table, from_table, to_table
 from widemargin.errors import InputError
 
-_LONGEST = 2**16  # bytes; ours have a few thousand
+MAX_BYTES = 2**16  # ours have a few thousand
 
 
 def to_dict(config: RunConfig) -> Table:
@@ -50,10 +50,10 @@ def read_toml(path: Path) -> RunConfig:
     check_file(path)
     try:
         with path.open("rb") as stream:
-            content = stream.read(_LONGEST + 1)
-        if len(content) > _LONGEST:
+            content = stream.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
             raise InputError(
-                f"{path} is more than {_LONGEST} bytes, too long for a run configuration; is it another file?"
+                f"{path} is more than {MAX_BYTES} bytes, too long for a run configuration; is it another file?"
             )
         table = tomllib.loads(content.decode("utf-8-sig"))
     except InputError:
@@ -82,8 +82,8 @@ def with_overrides(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
         last = _put(table, keys, _parse(text.strip()), override)
         if keys[-1] == "kind" and "kind" in last:
             path_to = (*keys[:-1],)
-            kept = {names[len(path_to)] for names in given if names[: len(path_to)] == path_to}
-            _keep_what_fits(last, kept, is_emr=path_to == ("emr",))
+            own = {names[len(path_to)] for names in given if names[: len(path_to)] == path_to}
+            _drop_settings_of_other_kinds(last, own, is_emr=path_to == ("emr",))
         given.add((*keys,))
     return from_dict(table)
 
@@ -101,8 +101,8 @@ def _put(table: Table, keys: list[str], value: Any, override: str) -> Table:
     return table
 
 
-def _keep_what_fits(table: Table, given: set[str], *, is_emr: bool) -> None:
-    """Of a table that has become another kind, what that kind has too; ``given`` settings are checked later."""
+def _drop_settings_of_other_kinds(table: Table, given: set[str], *, is_emr: bool) -> None:
+    """From a table that has become another kind, what that kind does not have; ``given`` settings are checked later."""
     foreign: set[str] = set()
     kind = kinds().get(table["kind"]) if isinstance(table["kind"], str) else None
     if is_emr:  # one class for its three forms

@@ -125,22 +125,22 @@ def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != batch or logits.shape[1] < 2:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InputError(
-            f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}{_picked(logits)}"
+            f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}{_unwrap_hint(logits)}"
         )
     if logits.is_complex() or logits.layout != torch.strided:
         raise InputError(f"{owner}: the model must return real, dense logits, got {logits.dtype}, {logits.layout}")
 
 
-def _picked(logits: object) -> str:
+def _unwrap_hint(logits: object) -> str:
     """What to do about a model that returns more than its logits."""
     if isinstance(logits, Tensor):
         return ""
     return "; wrap it in a module whose forward returns the logits alone, such as model(x).logits or model(x)[0]"
 
 
-def check_number(name: str, value: object, *, fits: Callable[[float], bool], rule: str, hint: str) -> None:
-    """Refuse what is not a finite number that fits; ``rule`` says what fits, ``hint`` what to do."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not fits(value):
+def check_number(name: str, value: object, *, is_valid: Callable[[float], bool], rule: str, hint: str) -> None:
+    """Refuse what is not a finite number that is valid; ``rule`` says what is, ``hint`` what to do."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not is_valid(value):
         raise InputError(f"{name} must be {rule}, got {value!r}; {hint}")
 
 
@@ -159,7 +159,7 @@ def check_count(name: str, value: object) -> None:
         raise InputError(f"{name} must be a whole number below 2^63, got {value}; write a smaller one")
 
 
-def choice(owner: str, field: str, value: object, allowed: "tuple[object, ...]") -> None:
+def choice(owner: str, field: str, value: object, allowed: tuple[object, ...]) -> None:
     """Refuse a value that is not one of the allowed ones, naming them; an option has no owner."""
     if value not in allowed or isinstance(value, bool) != isinstance(allowed[allowed.index(value)], bool):
         name = f"{owner}.{field}" if owner else field

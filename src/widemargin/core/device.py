@@ -1,7 +1,4 @@
-"""The name of what computes: the GPU, or the processor.
-
-From a configuration to the things training works on.
-"""
+"""What computes: the device that --device asks for, and its name for records."""
 
 import platform
 from pathlib import Path
@@ -10,19 +7,7 @@ import torch
 
 from widemargin.errors import InputError
 
-CPU_FACTS = Path("/proc/cpuinfo")
-
-
-def hardware_name(device: torch.device) -> str:
-    """Such as "NVIDIA H200"; of a processor what the system calls it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if CPU_FACTS.is_file():
-        for line in CPU_FACTS.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return f"cpu: {value.strip()}"
-    return f"cpu: {platform.processor() or platform.machine()}"
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 def choose_device(name: str) -> torch.device:
@@ -36,3 +21,15 @@ def choose_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise InputError(f"--device {name!r} cannot be used here: {reason}; use auto or cpu") from None
     return device
+
+
+def hardware_name(device: torch.device) -> str:
+    """Such as "NVIDIA H200"; of a processor what the system calls it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if CPU_INFO.is_file():
+        for line in CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return f"cpu: {value.strip()}"
+    return f"cpu: {platform.processor() or platform.machine()}"

@@ -1,9 +1,9 @@
-"""The file that is written before the one that counts: each writer has its own, and what a kill left of one is removed.
+"""Files that are either whole or not there, and folders that one process works in.
 
-Its name says who writes it: the machine (or the container on it), the process and the thread. It is a leftover when
-that writer is gone. Writers elsewhere cannot be seen from here; theirs is one when nobody has touched it for an hour.
-
-Files that are either whole or not there.
+A file is written beside its place, flushed to the disk, and renamed: a crash leaves the old one or the new one. The
+name of the partial file says who writes it: the machine (or the container on it), the process and the thread. It is a
+leftover when that writer is gone, and the next writer removes it. Writers elsewhere cannot be seen from here; theirs is
+one when nobody has touched it for an hour.
 """
 
 import errno
@@ -21,77 +21,24 @@ from pathlib import Path
 
 from widemargin.errors import InputError
 
-LONG_AGO = 3600.0
-_WRITER = re.compile(r"\.([^.].*)-(\d+)-(\d+)\.partial")
-_EARLIER_PROBE = ".writable"  # with which earlier versions tried a folder
-
-
-def partial_of(path: Path) -> Path:
-    """Where this thread writes a file before it counts."""
-    return path.with_name(f".{path.name}.{_place()}-{os.getpid()}-{threading.get_ident()}.partial")
-
-
-def is_partial(path: Path) -> bool:
-    """Whether this is no file that counts."""
-    return (path.name.startswith(".") and path.name.endswith(".partial")) or path.name == _EARLIER_PROBE
-
-
-def remove_leftovers(path: Path) -> None:
-    """Remove what killed writers left of this file."""
-    with suppress(OSError):  # a folder that cannot be read, or that is none: whoever writes there says so
-        for other in path.parent.iterdir():
-            if other.name.startswith(f".{path.name}.") and is_partial(other):
-                remove_leftover(other)
-
-
-def remove_leftover(partial: Path) -> None:
-    """Remove a partial file, unless somebody may still be writing it."""
-    with suppress(FileNotFoundError):  # somebody else removed it
-        if _is_left(partial):
-            partial.unlink()
-
-
-def _is_left(partial: Path) -> bool:
-    writer = _WRITER.fullmatch(partial.name)
-    if writer is None:  # earlier versions did not say who writes
-        return True
-    here = f".{writer[1]}".endswith(f".{_place()}")
-    if here and not _is_alive(int(writer[2])):
-        return True
-    return time.time() - partial.lstat().st_mtime > LONG_AGO
-
-
-def _is_alive(process: int) -> bool:
-    if process == os.getpid() or sys.platform == "win32":  # whose threads clean up after themselves; no such question
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # somebody else's
-        return True
-    return True
-
-
-def _place() -> str:
-    """This machine, or the container on it: where processes see each other."""
-    with suppress(OSError):
-        return f"{platform.node()}-{Path('/proc/self/ns/pid').stat().st_ino}"
-    return platform.node()
-
-
 if sys.platform != "win32":
     import fcntl
 
-_PROBE = "writable"
 ANOTHER = "choose another folder (--out at the command line)"
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), f"free space or {ANOTHER}"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), f"get the right to write there or {ANOTHER}"),
 }
-
-
-_UNENDING = {stat.S_ISFIFO: "a pipe", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device", stat.S_ISSOCK: "a socket"}
+_ENDLESS_KINDS = {
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+    stat.S_ISSOCK: "a socket",
+}
+LONG_AGO = 3600.0  # seconds
+_WRITER = re.compile(r"\.([^.].*)-(\d+)-(\d+)\.partial")
+_OLD_PROBE = ".writable"  # with which earlier versions tried a folder
+_PROBE = "writable"
 
 
 def check_file(path: Path) -> None:
@@ -100,7 +47,7 @@ def check_file(path: Path) -> None:
         mode = path.stat().st_mode
     except (OSError, ValueError):  # whoever opens it says why it cannot be
         return
-    kind = next((name for is_kind, name in _UNENDING.items() if is_kind(mode)), None)
+    kind = next((name for is_kind, name in _ENDLESS_KINDS.items() if is_kind(mode)), None)
     if kind is not None:
         raise InputError(f"{path} is {kind}, not a file; replace it by a file or remove it")
 
@@ -152,7 +99,10 @@ def make_folder(path: Path) -> Path:
         remove_leftovers(path / _PROBE)
         probe.touch()
         probe.unlink(missing_ok=True)
-        _sweep(path)
+        entries = list(path.iterdir())
+        if all(is_partial(entry) for entry in entries):  # nothing but what a kill left of a first write: empty it
+            for entry in entries:
+                remove_leftover(entry)
     except OSError as error:
         raise refused(f"write to the folder {path}", error) from None
     return path
@@ -179,20 +129,16 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     except OSError as error:
         raise refused(f"open the folder {folder}", error) from None
     try:
-        _lock(descriptor, folder, wait=wait)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another process works in {folder}; wait for it to end, or {ANOTHER}") from None
+        except OSError as error:  # a file system that knows no locks
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.EINVAL):
+                raise refused(f"lock the folder {folder}", error) from None
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path, *, wait: bool) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"another process works in {folder}; wait for it to end, or {ANOTHER}") from None
-    except OSError as error:  # a file system that knows no locks
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.EINVAL):
-            raise refused(f"lock the folder {folder}", error) from None
 
 
 def drop_cached(path: Path) -> None:
@@ -200,14 +146,6 @@ def drop_cached(path: Path) -> None:
     if hasattr(os, "posix_fadvise"):
         with path.open("rb") as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _sweep(folder: Path) -> None:
-    """A folder with nothing but what a kill left of a first write is empty; make it so."""
-    entries = list(folder.iterdir())
-    if all(is_partial(entry) for entry in entries):
-        for entry in entries:
-            remove_leftover(entry)
 
 
 def _name_also(path: Path, other: Path) -> None:
@@ -243,3 +181,57 @@ def _flush_folder(folder: Path) -> None:
                 raise
         finally:
             os.close(descriptor)
+
+
+def partial_of(path: Path) -> Path:
+    """Where this thread writes a file before it counts."""
+    return path.with_name(f".{path.name}.{_place()}-{os.getpid()}-{threading.get_ident()}.partial")
+
+
+def is_partial(path: Path) -> bool:
+    """Whether this is no file that counts."""
+    return (path.name.startswith(".") and path.name.endswith(".partial")) or path.name == _OLD_PROBE
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed writers left of this file."""
+    with suppress(OSError):  # a folder that cannot be read, or that is none: whoever writes there says so
+        for other in path.parent.iterdir():
+            if other.name.startswith(f".{path.name}.") and is_partial(other):
+                remove_leftover(other)
+
+
+def remove_leftover(partial: Path) -> None:
+    """Remove a partial file, unless somebody may still be writing it."""
+    with suppress(FileNotFoundError):  # somebody else removed it
+        if _is_left(partial):
+            partial.unlink()
+
+
+def _is_left(partial: Path) -> bool:
+    writer = _WRITER.fullmatch(partial.name)
+    if writer is None:  # earlier versions did not say who writes
+        return True
+    here = f".{writer[1]}".endswith(f".{_place()}")
+    if here and not _is_alive(int(writer[2])):
+        return True
+    return time.time() - partial.lstat().st_mtime > LONG_AGO
+
+
+def _is_alive(process: int) -> bool:
+    if process == os.getpid() or sys.platform == "win32":  # whose threads clean up after themselves; no such question
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's
+        return True
+    return True
+
+
+def _place() -> str:
+    """This machine, or the container on it: where processes see each other."""
+    with suppress(OSError):
+        return f"{platform.node()}-{Path('/proc/self/ns/pid').stat().st_ino}"
+    return platform.node()

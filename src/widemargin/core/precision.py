@@ -1,15 +1,14 @@
-"""TF32, on purpose: published numbers are plain float32, training may be quicker.
+"""What numbers are computed in, as context managers: TF32 or float32, autocast, default type, deterministic algorithms.
 
-The switches belong to the whole process: the block that was entered last decides, and the last one to be left puts
-back what the user had, whichever threads they are in.
+Published numbers are full float32; training may be quicker with TF32, on purpose. Torch's switches for it belong to the
+whole process: the block that was entered last decides, and the last one to be left puts back what the user had,
+whichever threads they are in. Torch has two ways to ask: ``allow_tf32`` with ``set_float32_matmul_precision``, and
+``fp32_precision``. The first is used unless the user has said something in the second: it cannot be read then, or what
+it sets is overruled. What an operator inherited there is its own after. Both know of CPUs that multiply in less than
+float32 (mkldnn).
 
-Torch has two ways to ask: ``allow_tf32`` with ``set_float32_matmul_precision``, and ``fp32_precision``. The first is
-used unless the user has said something in the second: it cannot be read then, or what it sets is overruled. What an
-operator inherited there is its own after. Both know of CPUs that multiply in less than float32 (mkldnn).
-
-Runs whose bits repeat on a GPU: torch's deterministic algorithms, and no choice of kernels by their times.
-
-A CPU with a fixed number of threads repeats its bits without it.
+Deterministic algorithms are for runs whose bits repeat on a GPU; a CPU with a fixed number of threads repeats its bits
+without them.
 """
 
 import os
@@ -107,18 +106,14 @@ def _read() -> Switches:
     backends: Any = torch.backends
     with suppress(RuntimeError):  # which the older way raises where it cannot say what is set
         if backends.fp32_precision == backends.cudnn.fp32_precision == "none":  # else they overrule it
+            products = "highest"
+            if backends.cuda.matmul.allow_tf32:
+                products = "high"
+                with suppress(RuntimeError):  # if CPUs were told otherwise
+                    products = torch.get_float32_matmul_precision()
             cpu = backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision
-            return backends.cudnn.allow_tf32, _said_of_products(), *cpu
+            return backends.cudnn.allow_tf32, products, *cpu
     return tuple(part.fp32_precision for part in _parts())
-
-
-def _said_of_products() -> str:
-    if not torch.backends.cuda.matmul.allow_tf32:
-        return "highest"
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # if CPUs were told otherwise
-        return "high"
 
 
 def _set(wanted: Switches) -> None:

@@ -1,15 +1,12 @@
-"""Random numbers that never touch the global state.
+"""Random numbers that leave the global state as it was.
 
 In training every draw comes from ``derived(seed, purpose, ...)``: the same (seed, epoch, step, purpose) gives the same
 numbers in a resumed run, and in two processes in place of one: numbers for a batch (``uniform``, ``normal``) are drawn
 for the whole of it, and a process that shares it takes its rows.
 
-Initialization from a seed, leaving the global random state as it was.
-
-PyTorch's layers draw their first weights from the global CPU generator. So we lend them that generator,
-seeded, and put the old state back. The seed goes to the CPU generator alone: ``torch.manual_seed`` would
-reset CUDA's as well. The model is made on the CPU whatever the default device, so that every machine starts
-from the same weights.
+PyTorch's layers draw their first weights from the global CPU generator. ``initialized_from`` lends them that generator,
+seeded, and puts the old state back. The seed goes to the CPU generator alone: ``torch.manual_seed`` would reset CUDA's
+as well. The model is made on the CPU whatever the default device, so that every machine starts from the same weights.
 """
 
 import hashlib

@@ -45,7 +45,7 @@ class CompiledTape:
     key: Any
 
 
-class CompiledStages:
+class CompiledSweeps:
     """The stages of a network, traced and compiled on first use for each shape."""
 
     def __init__(self, network: nn.Module, trained: frozenset[str], compiler: str) -> None:

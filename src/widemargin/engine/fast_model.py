@@ -221,11 +221,9 @@ class FastNetwork(nn.Module):
     def _new_stages(self, trained: frozenset[str]) -> Sweeps:
         if self._plan.compiler is None:
             return EagerSweeps(self.twin, trained)
-        from widemargin.engine.compiled_sweeps import (
-            CompiledStages,  # here: it brings torch's tracers, a second to import
-        )
+        from widemargin.engine.compiled_sweeps import CompiledSweeps  # brings torch's tracers: a second to import
 
-        return CompiledStages(self.eval_copy, trained, self._plan.compiler)
+        return CompiledSweeps(self.eval_copy, trained, self._plan.compiler)
 
     def note_double_backward(self, owner: str, reason: str) -> None:
         """Say once that a penalty takes the slower way."""

@@ -47,7 +47,7 @@ class GeometricAnnealing:
         for name, usual in (("start", "100"), ("minimum", "0")):
             _check_not_negative(f"GeometricAnnealing.{name}", getattr(self, name), usual)
         name, hint = "GeometricAnnealing.factor", "lambda is multiplied by it at every step, and 0.99 is usual"
-        check_number(name, self.factor, fits=lambda value: 0 < value <= 1, rule="in (0, 1]", hint=hint)
+        check_number(name, self.factor, is_valid=lambda value: 0 < value <= 1, rule="in (0, 1]", hint=hint)
         _check_minimum("GeometricAnnealing", "start", self.start, self.minimum)
 
     def __call__(self, step: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class GeometricAnnealing:
 
 
 def _check_not_negative(name: str, value: float, usual: str) -> None:
-    check_number(name, value, fits=lambda value: value >= 0, rule="a number >= 0", hint=f"{usual} is usual")
+    check_number(name, value, is_valid=lambda value: value >= 0, rule="a number >= 0", hint=f"{usual} is usual")
 
 
 def _check_minimum(owner: str, field: str, first: float, minimum: float) -> None:

@@ -74,4 +74,4 @@ def check_inner(owner: str, inner: str, attack: PGD | FGSM, *, field: str = "att
 
 def check_weight(name: str, weight: float) -> None:
     """A weight inside a loss is a number that is not negative."""
-    check_number(name, weight, fits=lambda value: value >= 0, rule="a number >= 0", hint="6 is usual")
+    check_number(name, weight, is_valid=lambda value: value >= 0, rule="a number >= 0", hint="6 is usual")

@@ -58,7 +58,7 @@ class ApproximateEMR(InputGradientPenalty):
         check_number(
             "ApproximateEMR.temperature",
             self.temperature,
-            fits=lambda temperature: temperature > 0,
+            is_valid=lambda temperature: temperature > 0,
             rule="a positive number",
             hint="the paper uses 0.1 to 40",
         )

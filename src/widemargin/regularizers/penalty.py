@@ -32,7 +32,7 @@ class Penalty:
 
     def __post_init__(self) -> None:
         hint = "0 switches it off"
-        check_number(f"{self.name}.weight", self.weight, fits=lambda w: w >= 0, rule="a number >= 0", hint=hint)
+        check_number(f"{self.name}.weight", self.weight, is_valid=lambda w: w >= 0, rule="a number >= 0", hint=hint)
         check_count(f"{self.name}.every", self.every)
         choice(self.name, "at", self.at, ("clean", "adversarial"))
         choice(self.name, "scaling", self.scaling, ("mean", "released"))

@@ -33,7 +33,7 @@ class RunOptions:
         check_number(
             "checkpoint_pause",
             self.checkpoint_pause,
-            fits=lambda seconds: seconds >= 0,
+            is_valid=lambda seconds: seconds >= 0,
             rule="a number of seconds, 0 or more",
             hint="0 saves at the end of every epoch",
         )
