@@ -211,8 +211,8 @@ class FastNetwork(nn.Module):
         return self._run("features", x)
 
     def penalty_stages(self) -> Sweeps:
-        """The sweeps of a penalty, on the twin, with the statistics as they are now."""
-        self.twin.refresh_statistics()
+        """The sweeps of a penalty, on the evaluation copy, with the statistics as they are now."""
+        self.eval_copy.refresh_statistics()
         trained = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
         if trained not in self._stages:
             self._stages[trained] = self._new_stages(trained)
@@ -220,7 +220,7 @@ class FastNetwork(nn.Module):
 
     def _new_stages(self, trained: frozenset[str]) -> Sweeps:
         if self._plan.compiler is None:
-            return EagerSweeps(self.twin, trained)
+            return EagerSweeps(self.eval_copy, trained)
         from widemargin.engine.compiled_sweeps import CompiledSweeps  # brings torch's tracers: a second to import
 
         return CompiledSweeps(self.eval_copy, trained, self._plan.compiler)
