@@ -43,7 +43,7 @@ from widemargin.core.device import choose_device
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.data.datasets import load
 from widemargin.data.image_set import ImageSet
-from widemargin.distributed.group import env_number, is_first_process, processes
+from widemargin.distributed.group import env_number, evaluation_processes, is_first_process
 from widemargin.errors import InputError
 from widemargin.evaluation.evaluator import evaluate as judge
 from widemargin.evaluation.folder import ModelInfo
@@ -146,7 +146,7 @@ def evaluate(
 ) -> None:
     """Accuracy on the test images, clean and under each attack, with alarms where one should doubt the numbers."""
     speaks = is_first_process()  # of several processes, one
-    with signals.on_interrupt(_going_on(out)), processes(out) as group:
+    with signals.on_interrupt(_going_on(out)), evaluation_processes(out) as group:
         with group.sync_errors():
             asked = _norm(norm)
             found, data = _case(target, dataset, split, data_dir, head_scale, normalize, _device(device))

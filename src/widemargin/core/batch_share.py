@@ -1,4 +1,4 @@
-"""This process's rows of a batch that several processes share; a process alone has all of them.
+"""This process's rows of a batch that several processes share; a single process has all of them.
 
 Under torchrun each process takes its rows of every batch. What depends on the whole batch (its size, its random
 numbers, a mean over it) asks here, so that P processes compute what one would. A batch of fewer samples than processes
@@ -28,7 +28,7 @@ class BatchShare:
 
     @property
     def rows(self) -> slice:
-        """Where they are in the batch."""
+        """These rows as a slice of the batch."""
         return slice(self.start, self.stop)
 
     @property
@@ -43,7 +43,7 @@ class BatchShare:
 
 
 def share_of(total: int, *, rank: int, processes: int) -> BatchShare | None:
-    """The rows of one process; sizes differ by one at most. None for a process alone."""
+    """The rows of one process; sizes differ by one at most. None for a single process."""
     if processes == 1:
         return None
     if total < processes:
@@ -65,7 +65,7 @@ def sharing(share: BatchShare | None) -> Iterator[None]:
 
 
 def current() -> BatchShare | None:
-    """The share at work; None where the batch is whole."""
+    """The share that is in effect; None where the batch is whole."""
     return _CURRENT.get()
 
 
@@ -111,7 +111,7 @@ def part_of_mean(values: Tensor) -> Tensor:
 
 
 def sums_over_processes(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The sums of per-sample values over the whole batch, in float64; a process alone leaves the values as they are."""
+    """The sums of per-sample values over the whole batch, in float64; a single process leaves them as they are."""
     share = current()
     if share is None:
         return values

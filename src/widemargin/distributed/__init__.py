@@ -1,1 +1,1 @@
-"""TODO."""
+"""Several processes that share the training of one run, or one evaluation."""

@@ -1,22 +1,15 @@
-"""How the processes torchrun started find each other, also after a restart.
+"""The processes that share one training run or one evaluation: who they are, how they find each other and agree.
 
-torchrun keeps one store for all attempts (torch 2.13): a process started again may read there the address of one that
-is dead, and wait for it or fail. So the processes first agree on a part of the store that nobody has written to. Each
-leaves a token of its own; the first process answers every token, stale ones too, with this attempt's name, until all
-the others have said that they heard it. Whoever waits longer than a few seconds says for whom, and gives up in time.
+torchrun starts them; NCCL connects GPUs and gloo CPUs. In training every process has the whole networks and its rows of
+each batch (``core.batch_share``). Of the shards of an evaluation, and of the batches on which a run is watched, process
+r takes every n with n mod P = r. The first process writes what is written once (``Processes.on_first``), and what one
+process refuses, all refuse (``Processes.sync_errors``), so nobody waits for one that has ended.
 
-Several processes (torchrun) share one evaluation, or the training of one run, and agree on what they refuse.
-
-Of the shards of an evaluation, and of the batches on which a run is watched, process r takes every n with n mod P = r.
-
-Several processes train one run: torchrun starts them, NCCL connects GPUs and gloo CPUs, the first of them writes.
-
-Every process has the whole networks and its rows of each batch (``shares``). The state is handed out by the first, so a
-run may be resumed by any number of processes.
-
-Commands that are for one process: under torchrun every process would do all of their work, in the same folder.
-
-Is the label still the largest logit? Per example, clean or under attack, in evaluation mode and plain float32.
+**Finding each other**, also after a restart: torchrun keeps one store for all attempts (torch 2.13), and a process
+started again may read there the address of one that is dead, and wait for it or fail. So the processes first agree on a
+part of the store that nobody has written to. Each leaves a token of its own; the first process answers every token,
+stale ones too, with this attempt's name, until all the others have confirmed it. Whoever waits longer than a few
+seconds says for whom, and gives up in time.
 """
 
 import math
@@ -41,102 +34,18 @@ from widemargin.errors import InputError
 
 Store = Any
 """torch.distributed.Store, which torch's types do not show."""
+Piece = TypeVar("Piece")
 LIMIT = "WIDEMARGIN_RENDEZVOUS"
 """The environment variable that says for how many seconds processes wait for one that has not come."""
-USUAL_LIMIT, FIRST_WORD, POLL_SECONDS = 600.0, 10.0, 0.01
-
-
-def _to_stderr(text: str) -> None:
-    say(console_for(stderr=True), f"widemargin: {text}")
-
-
-@dataclass
-class Waiting:
-    """One process waits for others: it says so after some seconds, then ever more rarely, and not for ever."""
-
-    limit: float
-    now: Callable[[], float] = time.monotonic
-    pause: Callable[[float], None] = time.sleep
-    tell: Callable[[str], None] = _to_stderr
-
-    def until(self, reached: Callable[[], bool], what: Callable[[], str]) -> None:
-        """Until it is reached; ``what`` says what is waited for."""
-        begun, word = self.now(), FIRST_WORD
-        while not reached():
-            waited = self.now() - begun
-            if waited >= self.limit:
-                raise InputError(
-                    f"{what()}; waited {waited:.0f} s. See that all are started and reach each other, or set {LIMIT} "
-                    "to more seconds"
-                )
-            if waited >= word:
-                self.tell(f"{what()}; waiting for {waited:.0f} s, at most {self.limit:g} s ({LIMIT})")
-                word *= 2
-            self.pause(POLL_SECONDS)
-
-
-def connect(backend: str, *, patience: timedelta) -> None:
-    """Begin the process group; ``patience`` is how long one process waits for another that has come."""
-    waiting = Waiting(_limit())
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing:
-        raise InputError(f"WORLD_SIZE is set, but not {', '.join(missing)}: start with torchrun, or unset WORLD_SIZE")
-    rank, count = env_number("RANK", 0), env_number("WORLD_SIZE", 1)
-    if rank >= count:
-        raise InputError(f"RANK must be below WORLD_SIZE, which is {count}, got {rank}; start with torchrun")
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    try:
-        with _told_if_long(f"waiting for the store of the processes at {where}"):
-            store, rank, count = _store(timedelta(seconds=waiting.limit))
-        part = fresh_part(store, rank, count, waiting)
-    except (RuntimeError, ValueError) as error:  # of torch's store, in many lines
-        reason = str(error).split("\n", 1)[0]
-        raise InputError(
-            f"the processes cannot find each other at {where}: {reason}; start them with torchrun"
-        ) from None
-    store.set_timeout(patience)
-    with _told_if_long("all processes have come and are connecting; do they reach each other's ports?"):
-        dist.init_process_group(backend, store=part, rank=rank, world_size=count, timeout=patience)
-
-
-def _limit() -> float:
-    text = os.environ.get(LIMIT, "").strip()
-    try:
-        limit = float(text) if text else USUAL_LIMIT
-    except ValueError:
-        limit = math.nan
-    if not (0 < limit <= timedelta(days=365).total_seconds()):
-        raise InputError(f"{LIMIT} must be a number of seconds above 0, got {text!r}; {USUAL_LIMIT:g} is usual")
-    return limit
-
-
-def _store(limit: timedelta) -> tuple[Store, int, int]:
-    """(store, rank, count); torch's own handler would wait for all processes in it, without a word."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's, where nobody waits
-        store, rank, count = next(iter(dist.rendezvous("env://", timeout=limit)))  # type: ignore[attr-defined]
-        return store, rank, count
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        *place, count, is_master=rank == 0, timeout=limit, wait_for_workers=False, multi_tenant=True
-    )
-    return store, rank, count
-
-
-@contextmanager
-def _told_if_long(what: str) -> Iterator[None]:
-    """Say so if what is inside, which cannot be asked, takes long."""
-    timer = Timer(FIRST_WORD, _to_stderr, (what,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+USUAL_LIMIT, FIRST_MESSAGE, POLL_SECONDS = 600.0, 10.0, 0.01
+EVALUATION_PATIENCE = timedelta(days=30)
+"""How long one process waits for another, which may have a whole shard more to judge; the default is half an hour."""
+TRAINING_PATIENCE = timedelta(hours=2)
+"""How long one process waits for another, which may be downloading the data."""
 
 
 def env_number(name: str, default: int) -> int:
-    """A number that torchrun tells by that environment variable."""
+    """The number in an environment variable of torchrun."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -148,55 +57,29 @@ def env_number(name: str, default: int) -> int:
     return int(text)
 
 
-def fresh_part(store: Store, rank: int, count: int, waiting: Waiting) -> Store:
-    """The part of the store that belongs to these processes alone."""
-    name = _name_attempt(store, count, waiting) if rank == 0 else _hear_name(store, rank, count, waiting)
-    return dist.PrefixStore(f"widemargin/{name}", store)  # type: ignore[attr-defined]
+def is_first_process() -> bool:
+    """Whether this process is the one that prints and writes what is printed and written once."""
+    return env_number("RANK", 0) == 0
 
 
-def _name_attempt(store: Store, count: int, waiting: Waiting) -> str:
-    name, missing = secrets.token_hex(8), set(range(1, count))
-
-    def all_heard() -> bool:
-        for rank in missing:
-            if store.check([f"widemargin/token/{rank}"]):
-                token = store.get(f"widemargin/token/{rank}").decode()
-                store.set(f"widemargin/answer/{token}", name)
-        missing.difference_update([rank for rank in missing if store.check([f"widemargin/heard/{name}/{rank}"])])
-        return not missing
-
-    def told() -> str:
-        who = ", ".join(map(str, sorted(missing)[:8])) + (", ..." if len(missing) > 8 else "")
-        return f"{count - len(missing)} of {count} processes have come, missing: {who}"
-
-    waiting.until(all_heard, told)
-    store.set(f"widemargin/begun/{name}", "yes")
-    return name
+def is_first_on_machine() -> bool:
+    """Whether this process is the first on its machine."""
+    return env_number("LOCAL_RANK", 0) == 0
 
 
-def _hear_name(store: Store, rank: int, count: int, waiting: Waiting) -> str:
-    token = secrets.token_hex(8)
-    store.set(f"widemargin/token/{rank}", token)
-    answer = f"widemargin/answer/{token}"
-    waiting.until(lambda: store.check([answer]), lambda: f"process {rank} of {count} has come and hears nothing from 0")
-    name: str = store.get(answer).decode()
-    store.set(f"widemargin/heard/{name}/{rank}", "yes")
-    patient = Waiting(2 * waiting.limit, waiting.now, waiting.pause, lambda _: None)  # it is 0 that speaks
-    patient.until(
-        lambda: store.check([f"widemargin/begun/{name}"]),
-        lambda: f"process {rank} of {count} has come, and others have not",
-    )
-    return name
-
-
-Piece = TypeVar("Piece")
-PATIENCE = timedelta(days=30)
-"""How long one process waits for another, which may have a whole shard more to judge; the default is half an hour."""
+def check_single_process(command: str, instead: str) -> None:
+    """Refuse where torchrun started several processes; ``instead`` says what to do."""
+    count = env_number("WORLD_SIZE", 1)
+    if count != 1:
+        raise InputError(
+            f"{command} is for one process, and torchrun started {count} (WORLD_SIZE): start it without torchrun; "
+            f"{instead}; under torchrun, train and evaluate share their work"
+        )
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among its fellows."""
+    """This process (``rank``) among all that work together (``count``)."""
 
     rank: int = 0
     count: int = 1
@@ -243,9 +126,9 @@ class Processes:
             yield
         except InputError as error:
             refusal = str(error)
-        said: list[str | None] = [None] * self.count
-        dist.all_gather_object(said, refusal)
-        if (common := _common(said)) is not None:
+        refusals: list[str | None] = [None] * self.count
+        dist.all_gather_object(refusals, refusal)
+        if (common := _common_refusal(refusals)) is not None:
             raise InputError(common)
 
     def on_first(self, work: Callable[[], Piece]) -> Piece:
@@ -264,15 +147,18 @@ class Processes:
         return made[0]
 
 
-def _common(said: list[str | None]) -> str | None:
+SINGLE_PROCESS = Processes()
+
+
+def _common_refusal(refusals: list[str | None]) -> str | None:
     """The first refusal, with its process where the others did not say the same."""
-    rank, refusal = next(((rank, words) for rank, words in enumerate(said) if words is not None), (0, None))
-    alike = all(words == refusal for words in said)
-    return refusal if alike else f"{refusal} (said by process {rank} of {len(said)})"
+    rank, refusal = next(((rank, words) for rank, words in enumerate(refusals) if words is not None), (0, None))
+    alike = all(words == refusal for words in refusals)
+    return refusal if alike else f"{refusal} (said by process {rank} of {len(refusals)})"
 
 
 @contextmanager
-def processes(folder: Path | None) -> Iterator[Processes]:
+def evaluation_processes(folder: Path | None) -> Iterator[Processes]:
     """The processes torchrun started, or this one alone; ``folder`` is where they all write."""
     count = env_number("WORLD_SIZE", 1)
     if count == 1:
@@ -282,16 +168,12 @@ def processes(folder: Path | None) -> Iterator[Processes]:
         raise InputError("evaluate with several processes needs a folder they share: give out=... (--out)")
     begun = dist.is_initialized()
     if not begun:
-        connect("gloo", patience=PATIENCE)
+        connect("gloo", patience=EVALUATION_PATIENCE)
     try:
         yield Processes(rank=dist.get_rank(), count=count)
     finally:
         if not begun:
             dist.destroy_process_group()
-
-
-DistributedPATIENCE = timedelta(hours=2)
-"""How long one process waits for another, which may be downloading the data."""
 
 
 @contextmanager
@@ -303,7 +185,7 @@ def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
         return
     begun = dist.is_initialized()
     if not begun:
-        connect(_backend(device), patience=DistributedPATIENCE)
+        connect(_backend(device), patience=TRAINING_PATIENCE)
     group = Processes(rank=dist.get_rank(), count=count)
     with group.sync_errors():
         chosen = choose_device(_own_device(device))
@@ -319,16 +201,6 @@ def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
         raise
     if not begun:  # after an error others may wait for us and never answer: this process ends, torchrun ends them
         dist.destroy_process_group()
-
-
-def is_first_process() -> bool:
-    """Whether this process is the one that speaks and writes."""
-    return env_number("RANK", 0) == 0
-
-
-def is_first_on_machine() -> bool:
-    """Whether this process is the first on its machine."""
-    return env_number("LOCAL_RANK", 0) == 0
 
 
 def _backend(device: str) -> str:
@@ -359,14 +231,131 @@ def _check_own_gpu(group: Processes, device: torch.device) -> None:
         )
 
 
-def check_single_process(command: str, instead: str) -> None:
-    """Refuse where torchrun started several processes; ``instead`` says what to do."""
-    count = env_number("WORLD_SIZE", 1)
-    if count != 1:
+def _to_stderr(text: str) -> None:
+    say(console_for(stderr=True), f"widemargin: {text}")
+
+
+@dataclass
+class Waiting:
+    """One process waits for others: it prints so after some seconds, then ever more rarely, and not for ever."""
+
+    limit: float
+    now: Callable[[], float] = time.monotonic
+    pause: Callable[[float], None] = time.sleep
+    tell: Callable[[str], None] = _to_stderr
+
+    def until(self, reached: Callable[[], bool], what: Callable[[], str]) -> None:
+        """Until it is reached; ``what`` says what is waited for."""
+        begun, word = self.now(), FIRST_MESSAGE
+        while not reached():
+            waited = self.now() - begun
+            if waited >= self.limit:
+                raise InputError(
+                    f"{what()}; waited {waited:.0f} s. See that all are started and reach each other, or set {LIMIT} "
+                    "to more seconds"
+                )
+            if waited >= word:
+                self.tell(f"{what()}; waiting for {waited:.0f} s, at most {self.limit:g} s ({LIMIT})")
+                word *= 2
+            self.pause(POLL_SECONDS)
+
+
+@contextmanager
+def _announce_if_long(what: str) -> Iterator[None]:
+    """Print this if what is inside, which reports nothing, takes long."""
+    timer = Timer(FIRST_MESSAGE, _to_stderr, (what,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def connect(backend: str, *, patience: timedelta) -> None:
+    """Begin the process group; ``patience`` is how long one process waits for another that has come."""
+    waiting = Waiting(_limit())
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise InputError(f"WORLD_SIZE is set, but not {', '.join(missing)}: start with torchrun, or unset WORLD_SIZE")
+    rank, count = env_number("RANK", 0), env_number("WORLD_SIZE", 1)
+    if rank >= count:
+        raise InputError(f"RANK must be below WORLD_SIZE, which is {count}, got {rank}; start with torchrun")
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        with _announce_if_long(f"waiting for the store of the processes at {where}"):
+            store, rank, count = _store(timedelta(seconds=waiting.limit))
+        part = fresh_part(store, rank, count, waiting)
+    except (RuntimeError, ValueError) as error:  # of torch's store, in many lines
+        reason = str(error).split("\n", 1)[0]
         raise InputError(
-            f"{command} is for one process, and torchrun started {count} (WORLD_SIZE): start it without torchrun; "
-            f"{instead}; under torchrun, train and evaluate share their work"
-        )
+            f"the processes cannot find each other at {where}: {reason}; start them with torchrun"
+        ) from None
+    store.set_timeout(patience)
+    with _announce_if_long("all processes have come and are connecting; do they reach each other's ports?"):
+        dist.init_process_group(backend, store=part, rank=rank, world_size=count, timeout=patience)
 
 
-SINGLE_PROCESS = Processes()
+def _limit() -> float:
+    text = os.environ.get(LIMIT, "").strip()
+    try:
+        limit = float(text) if text else USUAL_LIMIT
+    except ValueError:
+        limit = math.nan
+    if not (0 < limit <= timedelta(days=365).total_seconds()):
+        raise InputError(f"{LIMIT} must be a number of seconds above 0, got {text!r}; {USUAL_LIMIT:g} is usual")
+    return limit
+
+
+def _store(limit: timedelta) -> tuple[Store, int, int]:
+    """(store, rank, count); torch's own handler would wait for all processes in it, without a word."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's, where nobody waits
+        store, rank, count = next(iter(dist.rendezvous("env://", timeout=limit)))  # type: ignore[attr-defined]
+        return store, rank, count
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        *place, count, is_master=rank == 0, timeout=limit, wait_for_workers=False, multi_tenant=True
+    )
+    return store, rank, count
+
+
+def fresh_part(store: Store, rank: int, count: int, waiting: Waiting) -> Store:
+    """The part of the store that belongs to these processes alone."""
+    name = _name_attempt(store, count, waiting) if rank == 0 else _receive_name(store, rank, count, waiting)
+    return dist.PrefixStore(f"widemargin/{name}", store)  # type: ignore[attr-defined]
+
+
+def _name_attempt(store: Store, count: int, waiting: Waiting) -> str:
+    name, missing = secrets.token_hex(8), set(range(1, count))
+
+    def all_confirmed() -> bool:
+        for rank in missing:
+            if store.check([f"widemargin/token/{rank}"]):
+                token = store.get(f"widemargin/token/{rank}").decode()
+                store.set(f"widemargin/answer/{token}", name)
+        missing.difference_update([rank for rank in missing if store.check([f"widemargin/heard/{name}/{rank}"])])
+        return not missing
+
+    def describe() -> str:
+        who = ", ".join(map(str, sorted(missing)[:8])) + (", ..." if len(missing) > 8 else "")
+        return f"{count - len(missing)} of {count} processes have come, missing: {who}"
+
+    waiting.until(all_confirmed, describe)
+    store.set(f"widemargin/begun/{name}", "yes")
+    return name
+
+
+def _receive_name(store: Store, rank: int, count: int, waiting: Waiting) -> str:
+    token = secrets.token_hex(8)
+    store.set(f"widemargin/token/{rank}", token)
+    answer = f"widemargin/answer/{token}"
+    waiting.until(lambda: store.check([answer]), lambda: f"process {rank} of {count} has come and hears nothing from 0")
+    name: str = store.get(answer).decode()
+    store.set(f"widemargin/heard/{name}/{rank}", "yes")
+    patient = Waiting(2 * waiting.limit, waiting.now, waiting.pause, lambda _: None)  # process 0 reports
+    patient.until(
+        lambda: store.check([f"widemargin/begun/{name}"]),
+        lambda: f"process {rank} of {count} has come, and others have not",
+    )
+    return name

@@ -1,19 +1,17 @@
-"""Batch norm whose statistics are those of the whole batch, whichever rows of it this process has.
+"""What processes that share a batch add up in a step: batch-norm statistics and gradients.
 
-On a GPU this is torch's own SyncBatchNorm. That refuses CPU tensors, so for them it is written out: with
-x^ = (x - mean) / deviation over all n values of a channel in all processes,
+**Batch norm** takes the statistics of the whole batch, whichever rows of it this process has. On a GPU that is torch's
+own SyncBatchNorm. It refuses CPU tensors, so for them it is written out: with x^ = (x - mean) / deviation over all n
+values of a channel in all processes,
 
     d x = weight / deviation (d y - sum(d y) / n - x^ sum(d y x^) / n),
 
 the sums again over all processes. Each process's statistics are merged by Chan's formula, which loses no digits.
-Outside a shared batch and in evaluation mode it is plain batch norm.
+Outside a shared batch and in evaluation mode it is ordinary batch norm.
 
-Weight averaging (EMA): a second copy of the model that follows the first slowly.
-
-What processes that share a batch add up in a step: gradients, in one message, and statistics each has of its own.
-
-A process's loss is its part of the mean over the whole batch (``shares.part_of_mean``), so gradients are added, not
-averaged. Attacks and penalties run on the plain module and there is one backward pass: nothing stays in one process.
+**Gradients** go in one message. A process's loss is its part of the mean over the whole batch
+(``batch_share.part_of_mean``), so gradients are added, not averaged. Attacks and penalties run on the unwrapped module
+and there is one backward pass, so nothing stays in one process.
 """
 
 from collections.abc import Sequence
@@ -30,7 +28,8 @@ from widemargin.errors import InputError
 from widemargin.gradients.double_backward import uncompiled
 from widemargin.types import Nets
 
-_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+STATISTICS = ("running_mean", "running_var")
+_SUPPORTED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class SharedBatchNorm(nn.SyncBatchNorm):
@@ -126,8 +125,8 @@ def share_batch_norms(model: nn.Module) -> None:
 
 
 def _shared(norm: _BatchNorm) -> SharedBatchNorm:
-    if type(norm) not in _PLAIN or norm.running_mean is None:
-        what = "without running statistics" if type(norm) in _PLAIN else "of its own kind"
+    if type(norm) not in _SUPPORTED or norm.running_mean is None:
+        what = "without running statistics" if type(norm) in _SUPPORTED else "of its own kind"
         raise InputError(
             f"{type(norm).__name__}: a batch norm {what} cannot be synchronized between processes; use torch's "
             "BatchNorm with running statistics, or train with --no-sync-bn"
@@ -143,9 +142,6 @@ def _shared(norm: _BatchNorm) -> SharedBatchNorm:
 def has_own_statistics(model: nn.Module) -> bool:
     """Whether some batch norm would take its statistics from this process's rows alone."""
     return any(isinstance(module, _BatchNorm) and not isinstance(module, SharedBatchNorm) for module in model.modules())
-
-
-STATISTICS = ("running_mean", "running_var")
 
 
 def reduce_gradients(nets: Nets) -> None:

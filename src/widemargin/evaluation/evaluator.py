@@ -21,7 +21,7 @@ from widemargin.core.modes import outside_inference_mode
 from widemargin.core.screen import say
 from widemargin.data.datasets import load
 from widemargin.data.image_set import ImageSet
-from widemargin.distributed.group import Processes, processes
+from widemargin.distributed.group import Processes, evaluation_processes
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import alarms_of_model, alarms_of_numbers, alarms_of_undecided
 from widemargin.evaluation.autoattack import LEAST_HEIGHT_IN_L2, undisturbed
@@ -194,7 +194,7 @@ def evaluate(
     """
     check_model("evaluate", model)
     store = Store(None if out is None else Path(out))
-    with outside_inference_mode(), processes(store.folder) as group:
+    with outside_inference_mode(), evaluation_processes(store.folder) as group:
         with group.sync_errors():
             settings = EvaluationSettings(
                 attacks=attack_names(attacks),

@@ -1,25 +1,37 @@
-"""What each alarm of training means and suggests, by the name that stands in ``metrics.jsonl``.
+"""Signs in the metrics that training goes wrong: catastrophic and robust overfitting, a penalty that stands still.
 
-Training warns with these suggestions and a report, which reads names only, shows them.
-
-Signs in the metrics that training goes wrong, each with what it suggests.
-
-They are found from the lines of ``metrics.jsonl`` alone. An alarm stands in the line of the epoch that raised it, so a
-resumed run neither repeats nor loses one.
+They are found from the lines of ``metrics.jsonl`` alone. An alarm stands by its name in the line of the epoch that
+raised it, so a resumed run neither repeats nor loses one. Training warns with the numbers and a suggestion; a report,
+which reads names only, shows ``meaning_of`` them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from widemargin.attacks.pgd import FGSM
 from widemargin.config.run import RunConfig
-from widemargin.training.run_folder import Line
 from widemargin.types import Alarm
 
 CATASTROPHIC_OVERFITTING = "catastrophic-overfitting"
 ROBUST_OVERFITTING = "robust-overfitting"
 _STILL = "-still"
+Lines = Sequence[Mapping[str, Any]]
+"""Of ``metrics.jsonl``, one for each epoch."""
+
+COLLAPSED = 0.5
+"""The share of its best robust accuracy under which a model has collapsed."""
+POINTS = 10.0
+"""A collapse is at least so many points deep."""
+LASTING = 5
+"""Watched epochs that a fall must last, and epochs over which a penalty must stand still."""
+FALLEN = 2.0
+"""A fall is at least so many points, and two standard errors of a validation split of its size."""
+STILL = 1e-3
+"""The relative change under which a penalty stands still."""
+MOVES = 1e-2
+"""The relative change from which a loss does not: in a run that has ended its learning nothing moves."""
 
 
 @dataclass(frozen=True)
@@ -62,29 +74,15 @@ def meaning_of(name: str) -> Meaning:
     )
 
 
-COLLAPSED = 0.5
-"""The share of its best robust accuracy under which a model has collapsed."""
-POINTS = 10.0
-"""A collapse is at least so many points deep."""
-LASTING = 5
-"""Watched epochs that a fall must last, and epochs over which a penalty must stand still."""
-FALLEN = 2.0
-"""A fall is at least so many points, and two standard errors of a validation split of its size."""
-STILL = 1e-3
-"""The relative change under which a penalty stands still."""
-MOVES = 1e-2
-"""The relative change from which a loss does not: in a run that has ended its learning nothing moves."""
-
-
-def new_alarms(lines: Sequence[Line], config: RunConfig) -> list[Alarm]:
+def new_alarms(lines: Lines, config: RunConfig) -> list[Alarm]:
     """The alarms that the last line raises and no line before it did."""
-    told = {name for line in lines[:-1] for name in line.get("alarms", [])}
+    raised = {name for line in lines[:-1] for name in line.get("alarms", [])}
     found = [_catastrophic_overfitting(lines, config), _robust_overfitting(lines, config)]
     found += [_still(lines, penalty.name) for penalty in config.penalties() if penalty.weight > 0]
-    return [alarm for alarm in found if alarm is not None and alarm.name not in told]
+    return [alarm for alarm in found if alarm is not None and alarm.name not in raised]
 
 
-def _catastrophic_overfitting(lines: Sequence[Line], config: RunConfig) -> Alarm | None:
+def _catastrophic_overfitting(lines: Lines, config: RunConfig) -> Alarm | None:
     """Accuracy on the attack of training rises while that on a stronger attack collapses."""
     if not config.objective.attacks or config.watch.attack is None or isinstance(config.watch.attack, FGSM):
         return None
@@ -103,7 +101,7 @@ def _catastrophic_overfitting(lines: Sequence[Line], config: RunConfig) -> Alarm
     )
 
 
-def _robust_overfitting(lines: Sequence[Line], config: RunConfig) -> Alarm | None:
+def _robust_overfitting(lines: Lines, config: RunConfig) -> Alarm | None:
     """Robust accuracy on the validation split stays below its best."""
     if not (config.objective.attacks or config.penalties()):
         return None
@@ -111,19 +109,19 @@ def _robust_overfitting(lines: Sequence[Line], config: RunConfig) -> Alarm | Non
     watched = [line for line in lines if key in line]
     if key not in lines[-1] or len(watched) <= LASTING:
         return None
-    best, since = max(watched, key=lambda line: float(line[key])), [line[key] for line in watched[-LASTING:]]
+    best, recent = max(watched, key=lambda line: float(line[key])), [line[key] for line in watched[-LASTING:]]
     share = best[key] / 100
     error = 100 * math.sqrt(share * (1 - share) / config.data.held_out)
-    if max(since) > best[key] - max(FALLEN, 2 * error) or lines[-1]["train_accuracy"] <= best["train_accuracy"]:
+    if max(recent) > best[key] - max(FALLEN, 2 * error) or lines[-1]["train_accuracy"] <= best["train_accuracy"]:
         return None
     return _alarm(
         ROBUST_OVERFITTING,
         f"validation accuracy under attack has been below {best[key]:.1f}%, its value at epoch {best['epoch']}, for "
-        f"{LASTING} watched epochs and is {since[-1]:.1f}%",
+        f"{LASTING} watched epochs and is {recent[-1]:.1f}%",
     )
 
 
-def _still(lines: Sequence[Line], name: str) -> Alarm | None:
+def _still(lines: Lines, name: str) -> Alarm | None:
     """A penalty that is zero, or does not change though the loss does."""
     recent = lines[-LASTING:]
     values = [line[name] for line in recent if name in line]

@@ -1,10 +1,10 @@
-"""Numbers that are none: a NaN or an infinity in a loss, a penalty or a gradient is seen before it reaches the weights.
+"""A NaN or an infinity in a loss, a penalty or a gradient is noticed before it reaches the weights.
 
 ``take_step`` shows every step's values to a guard, between backward and update. There are two. ``HostGuard`` looks at
-once. ``DeviceGuard`` never makes the host wait for a GPU: the update is masked on the device (fused SGD takes a flag
-for that), buffers are put back on the device, and the number of the first bad step stays there until somebody looks,
-every ``LOOK_EVERY`` steps and before anything is saved. From a bad step on, a run that will stop changes nothing any
-more, so its weights are still those before that step; a run that skips leaves out that step alone.
+once. ``DeviceGuard`` never makes the host wait for a GPU: the update is masked on the device (fused SGD takes a
+flag for that), buffers are put back on the device, and the number of the first bad step stays there until somebody
+looks, every ``LOOK_EVERY`` steps and before anything is saved. From a bad step on, a run that will stop changes nothing
+any more, so its weights are still those before that step; a run that skips leaves out that step alone.
 """
 
 import math
@@ -40,10 +40,10 @@ class NonfiniteStep:
 
 
 class Guard(Protocol):
-    """What a step shows its values to."""
+    """Looks at a step's values; see the module."""
 
     def begin(self, step: int) -> None:
-        """The number, since the beginning, of the step to come."""
+        """The number, since the beginning, of the next step."""
         ...
 
     def remember(self) -> None:

@@ -1,10 +1,9 @@
-"""A step that was not finite, kept so that it can be taken again and looked at.
+"""The end of a run at a step that was not finite: it is refused, saved, and can be taken again.
 
-``nonfinite.safetensors`` holds the networks' weights before the step, the batch as the step saw it and, where they were
-looked at, the step's values; ``nonfinite.json`` holds the context, the configuration and what was at fault. ``replay``
-takes the step again, up to the update, with the same random numbers.
-
-The refusal to go on with numbers that are none: a run ends at such a step, and nothing of it is saved as weights.
+Nothing of such a step is saved as weights. ``nonfinite.safetensors`` holds the networks' weights before the step, the
+batch as the step saw it and, where they were looked at, the step's values; ``nonfinite.json`` holds the step context
+(``moment``), the configuration and what was at fault. ``replay`` takes the step again, up to the update, with the same
+random numbers.
 """
 
 import json
@@ -35,6 +34,76 @@ from widemargin.types import Nets
 
 TENSORS, TABLE = "nonfinite.safetensors", "nonfinite.json"
 FORMAT = "widemargin-nonfinite-1"
+MOST = 8
+"""So many indices of a batch are named in an error; ``nonfinite.json`` has all."""
+
+
+def refuse_not_finite(state: TrainState, run: RunContext, *, wait: bool) -> None:
+    """Stop at a step with a value that is not finite; the networks are as they were before it."""
+    found = None if state.guard is None else state.guard.found(wait=wait)
+    if found is None:
+        return
+    context = run.step_context(state.epoch, found.step - state.epoch * run.batches.steps_per_epoch)
+    batch = next(replace(run.batches, rank=0, processes=1).epoch(context.epoch, context.step))
+    with run.group.sync_errors():
+        if run.group.first:
+            _save_step(state, run, batch, context, found)
+        raise _not_finite(run, batch, context, found)
+
+
+def check_finite(state: TrainState, config: RunConfig) -> None:
+    """Neither the loss nor the weights after the last step may go into a checkpoint unless they are finite."""
+    loss = mean_loss(state)
+    if not math.isfinite(loss) and state.sums["samples"] > 0:
+        raise _diverged(config, f"the loss became {loss} in epoch {state.epoch + 1}")
+    finite = [parameter.isfinite().all() for net in state.nets.all().values() for parameter in net.parameters()]
+    if not torch.stack(finite).all():  # one wait for the device
+        raise _diverged(config, f"a weight became infinite or not a number in epoch {state.epoch + 1}")
+
+
+def _not_finite(run: RunContext, batch: Batch, context: StepContext, found: NonfiniteStep) -> InputError:
+    """The end of a run at a step that was not finite, after what it takes to repeat the step was saved."""
+    first, *others = found.names
+    what = f"the {first}" if first in ("loss", GRADIENT) else first
+    value = "infinite or not a number"
+    if first in found.values:
+        bad = found.values[first][~found.values[first].isfinite()]
+        value = str(float(bad[0])) if len(bad) else value  # none here: it was in another process
+    also = f" (and {', '.join(others)})" if others else ""
+    step = f"epoch {context.epoch + 1}, step {context.step + 1} of {context.steps_per_epoch}"
+    indices = ", ".join(map(str, batch.indices[:MOST].tolist())) + (", ..." if len(batch.indices) > MOST else "")
+    diverged = _diverged(run.config, f"{what} became {value}{also} in {step}, on training images {indices}")
+    return InputError(
+        f"{diverged}; widemargin.training.replay({str(run.folder)!r}) takes that step again, --on-nonfinite skip "
+        "leaves such steps out"
+    )
+
+
+def _diverged(config: RunConfig, what: str) -> InputError:
+    weights = "".join(f" or {penalty.name}.weight ({penalty.weight:g})" for penalty in config.penalties())
+    return InputError(f"{config.name}: {what}; lower optimizer.lr ({config.optimizer.lr:g}){weights}")
+
+
+def _save_step(state: TrainState, run: RunContext, batch: Batch, context: StepContext, found: NonfiniteStep) -> None:
+    """Write both files; the networks are as they were before the step."""
+    stored = {"images": batch.images, "labels": batch.labels, "indices": batch.indices}
+    stored |= {f"values/{name}": value for name, value in found.values.items()}
+    for name, net in state.nets.all().items():
+        stored |= {f"nets/{name}/{key}": value for key, value in net.state_dict().items()}
+    content = save({key: value.detach().cpu().contiguous().clone() for key, value in stored.items()})
+    table = {
+        "format": FORMAT,
+        "at_fault": found.names,
+        "moment": asdict(context),
+        "indices": batch.indices.tolist(),
+        "num_classes": run.splits.train.num_classes,
+        "engine": run.plan.engine,
+        "device": batch.images.device.type,
+        "versions": software_versions(),
+        "config": to_dict(run.config),
+    }
+    write_atomic(run.folder / TENSORS, lambda partial: partial.write_bytes(content))
+    write_text_atomic(run.folder / TABLE, json.dumps(table, indent=2) + "\n")
 
 
 @dataclass(frozen=True)
@@ -86,44 +155,8 @@ class _Recorder:
         return None
 
 
-def save_step(
-    folder: Path,
-    nets: Nets,
-    config: RunConfig,
-    batch: Batch,
-    context: StepContext,
-    found: NonfiniteStep,
-    *,
-    num_classes: int,
-    engine: str,
-) -> None:
-    """Write both files; the networks are as they were before the step."""
-    stored = {"images": batch.images, "labels": batch.labels, "indices": batch.indices}
-    stored |= {f"values/{name}": value for name, value in found.values.items()}
-    for name, net in nets.all().items():
-        stored |= {f"nets/{name}/{key}": value for key, value in net.state_dict().items()}
-    content = save({key: value.detach().cpu().contiguous().clone() for key, value in stored.items()})
-    table = {
-        "format": FORMAT,
-        "at_fault": found.names,
-        "moment": asdict(context),
-        "indices": batch.indices.tolist(),
-        "num_classes": num_classes,
-        "engine": engine,
-        "device": batch.images.device.type,
-        "versions": software_versions(),
-        "config": to_dict(config),
-    }
-    write_atomic(folder / TENSORS, lambda partial: _write(partial, content))
-    write_text_atomic(folder / TABLE, json.dumps(table, indent=2) + "\n")
-
-
-def _write(partial: Path, content: bytes) -> None:
-    partial.write_bytes(content)
-
-
 def replay(folder: str | Path, *, device: str = "auto", engine: str | None = None) -> ReplayedStep:
-    """Take the kept step of a run folder again, up to the update, with the engine the run had unless told otherwise.
+    """Take the saved step of a run folder again, up to the update, with the engine the run had unless told otherwise.
 
     On the same kind of device, with the same versions, the values are those of the run.
     """
@@ -154,60 +187,3 @@ def _read(folder: Path) -> tuple[dict[str, Any], Tensors]:
     except Exception as error:  # whatever a reader makes of files nobody wrote
         reason = " ".join(str(error).split())
         raise InputError(f"{folder}: {TABLE} and {TENSORS} cannot be read: {reason}; put back a copy of both") from None
-
-
-MOST = 8
-"""So many indices of a batch are named in an error; ``nonfinite.json`` has all."""
-
-
-def refuse_not_finite(state: TrainState, run: RunContext, *, wait: bool) -> None:
-    """Stop at a step with a value that is not finite; the networks are as they were before it."""
-    found = None if state.guard is None else state.guard.found(wait=wait)
-    if found is None:
-        return
-    context = run.step_context(state.epoch, found.step - state.epoch * run.batches.steps_per_epoch)
-    batch = next(replace(run.batches, rank=0, processes=1).epoch(context.epoch, context.step))
-    classes, engine = run.splits.train.num_classes, run.plan.engine
-    with run.group.sync_errors():
-        if run.group.first:
-            save_step(run.folder, state.nets, run.config, batch, context, found, num_classes=classes, engine=engine)
-        raise _not_finite(run.config, run.folder, batch, context, found)
-
-
-def check_finite(state: TrainState, config: RunConfig) -> None:
-    """Neither the loss nor what the last step made of the weights may go into a checkpoint unless it is a number."""
-    loss = mean_loss(state)
-    if not math.isfinite(loss) and state.sums["samples"] > 0:
-        raise _diverged(config, f"the loss became {loss} in epoch {state.epoch + 1}")
-    finite = [parameter.isfinite().all() for net in state.nets.all().values() for parameter in net.parameters()]
-    if not torch.stack(finite).all():  # one wait for the device
-        raise _diverged(config, f"a weight became infinite or not a number in epoch {state.epoch + 1}")
-
-
-def _not_finite(
-    config: RunConfig, folder: Path, batch: Batch, context: StepContext, found: NonfiniteStep
-) -> InputError:
-    """The end of a run at a step that was not finite, after what it takes to repeat the step was saved."""
-    first, *others = found.names
-    what = f"the {first}" if first in ("loss", "gradient") else first
-    also = f" (and {', '.join(others)})" if others else ""
-    indices = ", ".join(map(str, batch.indices[:MOST].tolist())) + (", ..." if len(batch.indices) > MOST else "")
-    step = f"epoch {context.epoch + 1}, step {context.step + 1} of {context.steps_per_epoch}"
-    diverged = _diverged(config, f"{what} became {_seen(found, first)}{also} in {step}, on training images {indices}")
-    return InputError(
-        f"{diverged}; widemargin.training.replay({str(folder)!r}) takes that step again, --on-nonfinite skip leaves "
-        "such steps out"
-    )
-
-
-def _seen(found: NonfiniteStep, name: str) -> str:
-    if name not in found.values:
-        return "infinite or not a number"
-    value = found.values[name]
-    bad = value[~value.isfinite()]
-    return str(float(bad[0])) if len(bad) else "infinite or not a number"  # it was another process that saw it
-
-
-def _diverged(config: RunConfig, what: str) -> InputError:
-    weights = "".join(f" or {penalty.name}.weight ({penalty.weight:g})" for penalty in config.penalties())
-    return InputError(f"{config.name}: {what}; lower optimizer.lr ({config.optimizer.lr:g}){weights}")

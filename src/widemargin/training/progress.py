@@ -1,13 +1,13 @@
 """What a person sees while a run goes on: a bar with loss, speed and time left, and a line per epoch."""
 
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from widemargin.core.screen import printable, say
-from widemargin.training.run_folder import Line
 
 
 class TrainingDisplay:
@@ -55,7 +55,7 @@ class TrainingDisplay:
         """Say what is going on between epochs."""
         self._progress.update(self._task, speed=what)
 
-    def epoch_line(self, line: Line, epochs: int) -> None:
+    def epoch_line(self, line: Mapping[str, Any], epochs: int) -> None:
         """Print one epoch's metrics as a line."""
         say(self._progress.console, describe_epoch(line, epochs))
 
@@ -73,7 +73,7 @@ _SHOWN = {
 }
 
 
-def describe_epoch(line: Line, epochs: int) -> str:
+def describe_epoch(line: Mapping[str, Any], epochs: int) -> str:
     """One epoch in a line a person reads."""
     width = len(str(epochs))
     parts = [template.format(line[key]) for key, template in _SHOWN.items() if key in line]
