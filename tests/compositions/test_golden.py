@@ -1,7 +1,8 @@
-"""The released code's own numbers: margins, penalties, attacks and whole training steps (``tests/golden``)."""
+"""Numbers of the public implementations: margins, penalties, attacks, loss calls, whole steps (``tests/golden``)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ import widemargin
 from oracles import assert_all_close, assert_close_to_largest, golden, golden_net, parameter_gradients, under
 from widemargin.data import Batch
 from widemargin.gradients.jacobian import logit_jacobian, logit_jacobian_slowly
-from widemargin.objectives import Adversarial
-from widemargin.regularizers import Penalty
+from widemargin.objectives import Adversarial, Mart, Trades
+from widemargin.regularizers import InputGradient, Penalty
 from widemargin.training import StepContext, train_step
 from widemargin.training.state import TrainState
 from widemargin.types import Nets
@@ -30,8 +31,10 @@ def check(actual: Tensor, expected: Tensor, dtype: torch.dtype, float32_toleranc
         assert_close_to_largest(actual, expected, float32_tolerance)
 
 
-def check_gradients(model: nn.Module, scalar: Tensor, prefix: str, float32_tolerance: float) -> None:
-    actual, expected = parameter_gradients(model, scalar), under("emr", prefix)
+def check_gradients(
+    model: nn.Module, scalar: Tensor, prefix: str, float32_tolerance: float, stored_in: str = "emr"
+) -> None:
+    actual, expected = parameter_gradients(model, scalar), under(stored_in, prefix)
     assert actual.keys() == expected.keys()
     largest = max(float(g.abs().max()) for g in expected.values())
     for name, gradient in actual.items():
@@ -69,6 +72,17 @@ class TestPenalties:
         released = penalty.factor(0, len(x)) * amount.mean()
         check(released.detach(), golden("emr")[f"{net}/emr_t{i}/penalty"], dtype, 1e-5)
         check_gradients(model, released, f"{net}/emr_t{i}/grad/", 1e-5)
+
+    def test_input_gradient_in_the_released_scaling(self, net: str, dtype: torch.dtype) -> None:
+        model, x, y = golden_net(net, dtype)
+        stored = golden("igr")
+        penalty = Penalty(name="igr", regularizer=InputGradient(), weight=1.0, scaling="released")
+        amount = penalty(model, x, None, y, generator=torch.Generator())
+        per_sample = (len(x) * stored[f"{net}/igr/input_grad"]).flatten(1).square().sum(1)  # of CE_i, not of the mean
+        check(amount.detach(), per_sample, dtype, 1e-4)
+        released = penalty.factor(0, len(x)) * amount.mean()
+        check(released.detach(), stored[f"{net}/igr/penalty"], dtype, 1e-4)
+        check_gradients(model, released, f"{net}/igr/grad/", 1e-4, stored_in="igr")
 
 
 @pytest.mark.parametrize("jacobian", [logit_jacobian, logit_jacobian_slowly])
@@ -131,39 +145,59 @@ def test_pgd_in_training_mode_as_published() -> None:
     assert not any(module.training for module in model.modules())
 
 
-# One whole step of the released adversarial training
+# Whole steps of the released adversarial training and of the EMR paper's TRADES
 
 
-@dataclass(frozen=True)
-class StartingAt:
-    """The attack, from a given first point."""
+@dataclass(frozen=True, kw_only=True)
+class StartedAt(widemargin.PGD):
+    """PGD from a stored first point in place of a random one."""
 
-    attack: widemargin.PGD
-    start: Tensor
+    first: Tensor
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: torch.Generator) -> Tensor:
-        return self.attack(model, x, y, start=self.start, generator=generator)
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Tensor:
+        return super().__call__(model, x, y, **(options | {"start": self.first}))
 
 
-def released_attack(case: str, x: Tensor) -> Callable[..., Tensor]:
+@dataclass(frozen=True, kw_only=True)
+class Stored(widemargin.PGD):
+    """The stored adversarial images themselves."""
+
+    found: Tensor
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Tensor:
+        return self.found
+
+
+def released(case: str, x: Tensor) -> Adversarial | Trades:
+    method, how = case.split("_")
     step = under("emr", "step/")
-    if case == "at_fixed":
-        return lambda *_args, **_kwargs: step["x_fixed"].to(x.dtype)
-    attack = widemargin.PGD(
-        eps=float(step["hp_eps"]),
-        step_size=float(step["hp_alpha"]),
-        steps=int(step["hp_steps"]),
-        mode="train" if case == "at_released" else "eval",
-    )
-    return StartingAt(attack, (x + step["start_noise"].to(x.dtype)).clamp(0, 1))
+    sizes: dict[str, Any] = {
+        "eps": float(step["hp_eps"]),
+        "step_size": float(step["hp_alpha"]),
+        "steps": int(step["hp_steps"]),
+        "mode": "train" if how == "released" else "eval",
+    }
+    attack: widemargin.PGD
+    if how == "fixed":
+        attack = Stored(**sizes, found=step["x_fixed"].to(x.dtype))
+    else:
+        attack = StartedAt(**sizes, first=(x + step["start_noise"].to(x.dtype)).clamp(0, 1))
+    if method == "at":
+        return Adversarial(attack=attack)
+    return Trades(attack=attack, inner="ce", beta=float(golden("objectives")["step/hp_beta"]), repeat_clean=True)
+
+
+def stored_of(case: str) -> tuple[str, str]:
+    """(the file, the prefix) of a case's numbers."""
+    return ("objectives" if case.startswith("trades") else "emr"), f"step/{case}/"
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
-@pytest.mark.parametrize("case", ["at_fixed", "at_evalattack", "at_released"])
+@pytest.mark.parametrize("case", ["at_fixed", "at_evalattack", "at_released", "trades_fixed", "trades_released"])
 def test_one_released_training_step(case: str, dtype: torch.dtype) -> None:
     model, x, y = golden_net("bn", dtype)
     step = under("emr", "step/")
-    objective = Adversarial(attack=released_attack(case, x))  # type: ignore[arg-type]
+    objective = released(case, x)
     penalty = Penalty(
         name="emr",
         regularizer=widemargin.ApproximateEMR(temperature=float(step["hp_t"])),
@@ -181,15 +215,65 @@ def test_one_released_training_step(case: str, dtype: torch.dtype) -> None:
     batch = Batch(step=0, indices=torch.arange(len(x)), images=x, labels=y)
     values = train_step(state, objective, (penalty,), batch, StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1))
 
+    name, prefix = stored_of(case)
+    expected = under(name, prefix)
     gradients = {name: p.grad for name, p in model.named_parameters()}
-    rtol, atol = (RTOL, ATOL) if dtype == F64 else (1e-4, 1e-5)
-    torch.testing.assert_close(values["total"].detach().mean().double(), step[f"{case}/total"], rtol=rtol, atol=atol)
-    assert_all_close(gradients, under("emr", f"step/{case}/grad/"), rtol=rtol, atol=atol)
-    assert_all_close(model.state_dict(), under("emr", f"step/{case}/after/"), rtol=rtol, atol=atol)
+    tolerance = {"rtol": RTOL, "atol": ATOL} if dtype == F64 else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(values["total"].detach().mean().double(), expected["total"], **tolerance)
+    assert_all_close(gradients, under(name, f"{prefix}grad/"), **tolerance)
+    assert_all_close(model.state_dict(), under(name, f"{prefix}after/"), **tolerance)
 
 
-@pytest.mark.parametrize("case", ["at_evalattack", "at_released"])
+@pytest.mark.parametrize("case", ["at_evalattack", "at_released", "trades_released"])
 def test_the_adversarial_images_of_that_step(case: str) -> None:
     model, x, y = golden_net("bn")
-    x_adv = released_attack(case, x)(model, x, y, generator=torch.Generator())
-    torch.testing.assert_close(x_adv, golden("emr")[f"step/{case}/x_adv"], rtol=0, atol=1e-12)
+    name, prefix = stored_of(case)
+    x_adv = released(case, x).perturb(Nets(model=model), x, y, epoch=0)
+    torch.testing.assert_close(x_adv, golden(name)[f"{prefix}x_adv"], rtol=0, atol=1e-12)
+
+
+# Whole loss calls of TRADES and MART: x' from x + 0.001 noise, then the train-mode forwards
+
+
+def loss_call(method: str, dtype: torch.dtype, **settings: Any) -> tuple[Any, nn.Module]:
+    model, x, y = golden_net("bn", dtype)
+    stored, beta = golden("attacks"), float(golden("objectives")["g/beta"])
+    attack = StartedAt(
+        eps=float(stored["g/eps"]),
+        step_size=float(stored["g/alpha"]),
+        steps=int(stored["g/steps"]),
+        random_start="gaussian",
+        first=x + 0.001 * stored["g/randn"].to(dtype),
+    )
+    objective = Trades(attack=attack, beta=beta, **settings) if method == "trades" else Mart(attack=attack, weight=beta)
+    return objective(Nets(model=model), x, y, epoch=0, generator=torch.Generator()), model
+
+
+@pytest.mark.parametrize("dtype", [F64, F32])
+@pytest.mark.parametrize("method", ["trades", "mart"])
+def test_a_whole_loss_call(method: str, dtype: torch.dtype) -> None:
+    outcome, model = loss_call(method, dtype, **({"repeat_clean": True} if method == "trades" else {}))
+    expected = under("objectives", f"{method}/")
+    tolerance = {"rtol": RTOL, "atol": ATOL} if dtype == F64 else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(outcome.x_adv.double(), expected["x_adv"], rtol=0, atol=1e-12 if dtype == F64 else 1e-6)
+    loss = outcome.loss.mean()
+    torch.testing.assert_close(loss.detach().double(), expected["loss"], **tolerance)
+    assert_all_close(parameter_gradients(model, loss), under("objectives", f"{method}/grad/"), **tolerance)
+    statistics = {name: value for name, value in model.named_buffers() if "running" in name}
+    assert_all_close(statistics, under("objectives", f"{method}/after/"), **tolerance)
+    assert outcome.loss.shape == (6,)
+    assert not outcome.logits.requires_grad
+
+
+def test_one_clean_pass_gives_the_same_loss_and_two_updates_of_the_statistics() -> None:
+    once, model = loss_call("trades", F64)
+    twice, other = loss_call("trades", F64, repeat_clean=True)
+    torch.testing.assert_close(once.loss, twice.loss, rtol=1e-12, atol=1e-12)
+    assert_all_close(
+        parameter_gradients(model, once.loss.mean()),
+        parameter_gradients(other, twice.loss.mean()),
+        rtol=1e-9,
+        atol=1e-12,
+    )
+    began = golden("emr")["bn/w/bn1.num_batches_tracked"]
+    assert [int(net.bn1.num_batches_tracked - began) for net in (model, other)] == [2, 3]

@@ -1,14 +1,11 @@
-"""Modes, frozen parameters, set-aside buffers, precision, per-sample losses: small tools that put things back."""
+"""Modes, frozen parameters, set-aside buffers: small tools that put things back, also after an error."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from oracles import images, labels, troublesome_net
+from oracles import images, troublesome_net
 from widemargin.core.modes import copied_buffers, evaluating, frozen, in_mode, with_buffers
-from widemargin.core.precision import full_float32
-from widemargin.losses import cross_entropy
 
 
 def mixed() -> nn.Module:
@@ -81,37 +78,3 @@ def test_buffers_of_an_earlier_moment() -> None:
     for name, buffer in model.named_buffers():
         assert buffer is own[name]
         assert torch.equal(buffer, values[name])
-
-
-@pytest.mark.parametrize("convolutions", [True, False])
-@pytest.mark.parametrize("products", [True, False])
-def test_full_float32_restores_the_users_settings(convolutions: bool, products: bool) -> None:
-    original = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    try:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
-        with full_float32():
-            assert not torch.backends.cudnn.allow_tf32
-            assert not torch.backends.cuda.matmul.allow_tf32
-        with pytest.raises(ZeroDivisionError), full_float32():
-            fail()
-        assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (convolutions, products)
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = original
-
-
-class TestCrossEntropy:
-    def test_by_hand(self) -> None:
-        logits, y = 5 * images(6, 4) - 2, labels(6, 4)
-        expected = -(logits.exp() / logits.exp().sum(1, keepdim=True))[torch.arange(6), y].log()
-        torch.testing.assert_close(cross_entropy(logits, y), expected)
-        torch.testing.assert_close(cross_entropy(logits, y).mean(), F.cross_entropy(logits, y))
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_half_precision_logits_are_widened(self, dtype: torch.dtype) -> None:
-        logits, y = images(6, 4, dtype=dtype), labels(6, 4)
-        assert cross_entropy(logits, y).dtype == torch.float32
-        torch.testing.assert_close(cross_entropy(logits, y), cross_entropy(logits.float(), y))
-
-    def test_large_logits_stay_finite(self) -> None:
-        logits = torch.tensor([[1e4, 0.0], [0.0, 1e4]])
-        assert cross_entropy(logits, torch.tensor([0, 0])).tolist() == [0.0, 1e4]

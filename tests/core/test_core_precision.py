@@ -35,6 +35,8 @@ def test_nested_blocks(users):
                 assert switches() == (True, True)
             assert switches() == (False, False)
         assert switches() == (True, True)
+    with pytest.raises(ZeroDivisionError), full_float32():
+        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("outer", [nullcontext, allowing_tf32])

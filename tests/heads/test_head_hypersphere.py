@@ -53,16 +53,6 @@ def test_the_margin_is_in_the_training_logits_alone(rows: str) -> None:
     torch.testing.assert_close(head.training_logits(features, logits, y), expected)
 
 
-def test_no_margin_means_the_logits_themselves() -> None:
-    head, features = head_of(margin=0.0), features_of()
-    training = head.training_logits(features, head(features), torch.tensor([2, 0, 1, 1]))
-    torch.testing.assert_close(training, head(features))
-
-
-def test_it_has_no_bias_and_the_usual_key() -> None:
-    assert list(head_of().state_dict()) == ["weight"]
-
-
 @pytest.mark.parametrize("rows", ["projected", "differentiable"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_forward_never_changes_the_weight(rows: str, training: bool) -> None:
@@ -87,6 +77,7 @@ def test_projected_rows_are_used_as_they_are() -> None:
 def test_rows_are_unit_after_construction_and_after_a_step() -> None:
     torch.testing.assert_close(lengths(Hypersphere()(5, 3).weight), torch.ones(3))
     head = head_of()
+    assert list(head.state_dict()) == ["weight"]  # no bias, the usual key
     direction = head.weight.detach().clone()
     with torch.no_grad():
         head.weight *= torch.tensor([[2.0], [0.5], [3.0]], dtype=torch.float64)

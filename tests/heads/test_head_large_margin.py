@@ -1,6 +1,5 @@
 """The large-margin head: plain logits for everybody, the label's angle multiplied in training, annealed by steps."""
 
-import math
 import re
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 from widemargin import PGD, InputError
 from widemargin.data import Batch
 from widemargin.heads import GeometricAnnealing, LargeMargin, LargeMarginHead, PowerAnnealing
+from widemargin.losses import large_margin_logits
 from widemargin.models import MLPConfig, build_model
 from widemargin.objectives import Trades
 from widemargin.training import StepContext, train_step
@@ -29,17 +29,6 @@ def features_of(batch: int = 4) -> Tensor:
 
 
 Y = torch.tensor([2, 0, 1, 1])
-
-
-def training_logits_slowly(features: Tensor, weight: Tensor, y: Tensor, margin: int, annealing: float) -> Tensor:
-    logits = (features @ weight.detach().T).clone()
-    for i, label in enumerate(y.tolist()):
-        length = float(features[i].norm() * weight[label].detach().norm())
-        theta = math.acos(float(logits[i, label]) / length)
-        k = math.floor(margin * theta / math.pi)
-        psi = (-1) ** k * math.cos(margin * theta) - 2 * k
-        logits[i, label] = length * (annealing * math.cos(theta) + psi) / (1 + annealing)
-    return logits
 
 
 # The schedules, by their published values
@@ -82,9 +71,9 @@ def test_prediction_is_plain_and_without_a_bias(training: bool) -> None:
 def test_training_uses_the_annealing_of_its_step(margin: int, step: int, annealing: float) -> None:
     head, features = head_of(margin), features_of()
     head.steps.fill_(step)
-    expected = training_logits_slowly(features, head.weight, Y, margin, annealing)
+    expected = large_margin_logits(features, head.weight, Y, margin, annealing)
     actual = head.training_logits(features, head(features), Y)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-7)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     if margin > 1 and step == 3000:
         assert not torch.allclose(actual, head(features), atol=1e-2)
 
@@ -109,8 +98,18 @@ def test_only_steps_move_the_annealing() -> None:
     head.after_step()
     head.after_step()
     assert head.steps.item() == 2
-    expected = training_logits_slowly(features, head.weight, Y, 4, 100 * 0.99**2)
-    torch.testing.assert_close(head.training_logits(features, head(features), Y), expected, rtol=0, atol=1e-7)
+    expected = large_margin_logits(features, head.weight, Y, 4, 100 * 0.99**2)
+    torch.testing.assert_close(head.training_logits(features, head(features), Y), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_steps_are_counted_in_any_precision(kind: torch.dtype) -> None:
+    head = LargeMargin()(8, 5).to(kind)
+    for _ in range(300):
+        head.after_step()
+    head.steps += 3000
+    head.after_step()
+    assert int(head.steps) == 3301
 
 
 def test_the_count_is_saved_and_restored() -> None:

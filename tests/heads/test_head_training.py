@@ -1,13 +1,18 @@
-"""How training uses a head: those of the package, one of the user's own, and models that have none."""
+"""How training uses a head: those of the package, one of the user's own, models that have none; no margin is lost."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from widemargin import InputError
 from widemargin.data import Batch
-from widemargin.heads import Hypersphere, LargeMargin, Linear, MakeHead, after_update, logits_for_training
+from widemargin.heads import Hypersphere, LargeMargin, Linear, LinearHead, MakeHead, after_update, logits_for_training
 from widemargin.models import MLPConfig, build_model
+from widemargin.models.classifier import ImageShape
 from widemargin.objectives import Standard
 from widemargin.training import StepContext, train_step
 from widemargin.training.state import TrainState
@@ -92,3 +97,70 @@ def test_after_an_update_every_head_inside_is_told_once() -> None:
     model = nn.ModuleDict({"one": nn.Sequential(nn.ReLU(), Told(2, 2)), "other": Told(2, 2)})
     after_update(model)
     assert [module.told for module in model.modules() if isinstance(module, Told)] == [1, 1]
+
+
+def test_the_linear_head_is_a_linear_layer_under_the_usual_keys() -> None:
+    head = LinearHead(5, 3)
+    plain = nn.Linear(5, 3)
+    plain.load_state_dict(head.state_dict())
+    features = torch.randn(4, 5)
+    assert list(head.state_dict()) == ["weight", "bias"]
+    logits = head(features)
+    assert torch.equal(logits, plain(features))
+    assert head.training_logits(features, logits, Y) is logits
+
+
+# A margin is never left out silently: behind a wrapper, under another name, or not built at all
+
+
+class NoFeatures(nn.Module):
+    """Its head lies under the name given."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, LargeMargin()(12, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_submodule(self.name)(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.DataParallel(Body(Hypersphere()(5, 3))),
+        lambda: nn.Sequential(Body(Hypersphere()(5, 3))),
+        lambda: NoFeatures("last"),
+    ],
+)
+def test_a_hidden_margin_is_refused(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(InputError, match=r"margin training would leave out; it is looked for as model\.head"):
+        Standard()(Nets(make()), images(), Y, epoch=0)
+
+
+def test_a_head_needs_features() -> None:
+    with pytest.raises(InputError, match=r"needs NoFeatures\.features\(x\)"):
+        Standard()(Nets(NoFeatures("head")), images(), Y, epoch=0)
+
+
+def test_a_margin_in_its_place_counts_also_behind_a_compiled_head() -> None:
+    net = Body(Hypersphere(margin=0.5)(5, 3))
+    expected = Standard()(Nets(net), images(), Y, epoch=0).loss
+    assert (expected > F.cross_entropy(net(images()), Y, reduction="none")).all()
+    net.head = torch.compile(net.head, backend="eager")
+    torch.testing.assert_close(Standard()(Nets(net), images(), Y, epoch=0).loss, expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    def build(
+        self, *, image_shape: ImageShape, num_classes: int, seed: int | None, make_head: MakeHead | None = None
+    ) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(12, num_classes))
+
+
+def test_a_head_that_is_not_built_is_refused() -> None:
+    sizes = {"image_shape": (1, 3, 4), "num_classes": 5, "seed": 0}
+    with pytest.raises(InputError, match=r"would have no effect: Own\.build makes its own last layer"):
+        build_model(Own(), **sizes, make_head=Hypersphere())
+    assert isinstance(build_model(Own(), **sizes, make_head=Linear()), nn.Module)

@@ -99,6 +99,7 @@ FORMULAS: dict[str, tuple[Slow, Fast]] = {
     "mail_mart": (mail_mart_slowly, lambda z, a, o, y: losses.mail_mart(z, a, y, BETA, SLOPE, BIAS, label_logits=o)),
     "lbgat": (lbgat_slowly, lambda z, a, o, y: losses.lbgat(z, a, o, y, BETA)),
     "hypersphere": (hypersphere_slowly, lambda z, a, o, y: losses.hypersphere(z, y, 4.0, 0.3)),
+    "cross_entropy": (lambda z, a, o, y: ce(z, y), lambda z, a, o, y: losses.cross_entropy(z, y)),
 }
 PLAIN: dict[str, Fast] = {
     "trades": lambda z, a, o, y: losses.trades(z, a, y, BETA),

@@ -1,4 +1,4 @@
-"""Exact, approximate and stochastic EMR against slow oracles."""
+"""Exact, approximate and stochastic EMR and the input gradient of the loss, against slow oracles."""
 
 import dataclasses
 import math
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,6 +19,7 @@ from oracles import (
     jacobian_rows,
     labels,
     parameter_gradients,
+    plain_evaluation,
     relu_net,
     smooth_net,
     troublesome_net,
@@ -26,6 +28,7 @@ from widemargin import ApproximateEMR, ExactEMR, InputError, StochasticEMR, effe
 from widemargin.gradients.jacobian import logit_jacobian, logit_jacobian_slowly
 from widemargin.gradients.sweeps import tape
 from widemargin.gradients.sweeps.tape import Tape, adjoint_sweep
+from widemargin.regularizers import InputGradient
 from widemargin.regularizers.emr import orthonormal_directions
 
 CASES = {
@@ -184,16 +187,6 @@ def test_no_tensor_has_all_classes_twice(use: str, autocast: bool) -> None:
     assert 0 < largest.numbers <= 12 * num_classes < num_classes * num_classes / 40
 
 
-@pytest.mark.parametrize("classes_at_once", [2, 16])
-def test_exact_refuses_parameters_that_were_changed_before_backward(classes_at_once: int) -> None:
-    model, x = relu_net(), images(3, 1, 3, 5)
-    penalty = ExactEMR(classes_at_once=classes_at_once)(model, x).sum()
-    with torch.no_grad():
-        model[1].weight.mul_(0.5)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        penalty.backward()
-
-
 def test_exact_in_chunks_under_autocast_differentiates_what_it_computed() -> None:
     model, x = relu_net(num_classes=6).float(), images(3, 1, 3, 5, dtype=torch.float32)
     dtypes: list[torch.dtype] = []
@@ -320,6 +313,42 @@ def test_stochastic_cost_does_not_grow_with_the_classes(
 ) -> None:
     StochasticEMR(projections=projections)(relu_net(num_classes), images(2, 1, 3, 5))
     assert cotangent_shapes == [(projections, 2, num_classes)]
+
+
+# Of the cross-entropy
+
+
+def input_gradient_slowly(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    penalties = []
+    with plain_evaluation(model):
+        for sample, label in zip(x.split(1), y.split(1), strict=True):
+            leaf = sample.clone().requires_grad_(True)
+            (gradient,) = torch.autograd.grad(F.cross_entropy(model(leaf), label), leaf, create_graph=True)
+            penalties.append(gradient.square().sum())
+    return torch.stack(penalties)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_input_gradient(batch: int) -> None:
+    model, x, y = troublesome_net().train(), images(batch, 2, 4, 5), labels(batch, 5)
+    expected = input_gradient_slowly(model, x, y)
+    actual = InputGradient()(model, x, y)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(InputGradient().value(model, x, y), expected.detach(), rtol=1e-9, atol=1e-12)
+    assert not InputGradient().value(model, x, y).requires_grad
+    assert_all_close(
+        parameter_gradients(model, actual.mean()), parameter_gradients(model, expected.mean()), rtol=1e-9, atol=1e-12
+    )
+
+
+def test_input_gradient_needs_labels_that_fit() -> None:
+    model, x = troublesome_net(), images(3, 2, 4, 5)
+    with pytest.raises(InputError, match=r"InputGradient: labels are missing; call it as regularizer\(model, x, y\)"):
+        InputGradient()(model, x)
+    with pytest.raises(InputError, match=r"InputGradient: labels must be in 0..4, got 0..5"):
+        InputGradient().value(model, x, torch.tensor([0, 5, 1]))
+    with pytest.raises(InputError, match=r"InputGradient: labels must be in 0..4, got 0..5"):
+        InputGradient()(model, x, torch.tensor([0, 5, 1]))
 
 
 # What all of them refuse

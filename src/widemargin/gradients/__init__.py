@@ -18,14 +18,15 @@ so no graph of a graph is needed. The model's own forward runs once and is recor
 sweep (logits to images) gives c J and the value; when gradients are asked for, a tangent sweep (images to logits) of
 v gives J v, with one ordinary weight-gradient kernel per layer. Where an operator is curved (a smooth activation, a
 product), or c is not held constant, one ordinary reverse pass adds what reaches the weights through the activations.
-Piecewise linear networks cost four forwards' worth of work per vector where double backward takes six; memory is masks
-and adjoints. Nothing is guessed: what the tape cannot account for (a custom autograd function, an unknown operator, a
-weight computed from parameters, a hook) raises ``NotSweepable`` before anything was computed, and:
+Piecewise linear networks cost four forwards' worth of work per vector; memory is masks and adjoints. Nothing is
+guessed: what the tape cannot account for (a custom autograd function, an unknown operator, a weight computed from
+parameters, a hook) raises ``NotSweepable`` before anything was computed, and:
 
 **Any model** (``double_backward``): the forward pass runs with its graph, the input gradient with ``create_graph``, and
 autograd differentiates once more. While the model's own forward runs, operators whose stock second derivative is
-missing, wasteful or silently wrong are replaced; nothing is compiled, checkpointed or fused. It costs about six
-forwards' worth of work per vector, and memory for a graph of second order.
+missing, wasteful or silently wrong are replaced; nothing is compiled, checkpointed or fused. It costs four forwards'
+worth of work per vector for fully connected networks, six for convolutional ones (torch's second derivative of a
+convolution computes more than is asked for), and memory for a graph of second order.
 
 ``squared_norms`` chooses: sweeps, else double backward, with the same refusals, chunks of vectors and promises:
 

@@ -1,7 +1,8 @@
-"""Passes that are recorded or differentiated twice: checkpointed parts run as plain ones, threads share switches."""
+"""Passes that are recorded or differentiated twice: checkpoints run as ordinary parts, threads share switches."""
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -169,3 +170,28 @@ def test_what_fails_inside_leaves_nothing_behind():
     with pytest.raises(ValueError, match="inside"), differentiable_twice(), differentiable_twice():
         raise ValueError("inside")
     assert settings() == before
+
+
+def penalty_gradients(seed: int) -> list[Tensor]:
+    """Of a penalty on a network with layers that need torch's own forward derivatives."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = [nn.Conv2d(2, 3, 3), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 4)]
+    model = nn.Sequential(*layers).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    x = torch.rand(5, 2, 6, 6, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 4, (5,), generator=generator)
+    penalty = ApproximateEMR()(model, x, y)
+    return list(torch.autograd.grad(penalty.sum(), list(model.parameters()), allow_unused=True))
+
+
+def test_penalties_in_threads_are_those_alone():
+    seeds = list(range(40))
+    alone = [penalty_gradients(seed) for seed in seeds]
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(penalty_gradients, seeds))
+    for one, other in zip(alone, together, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or torch.equal(a, b)
