@@ -86,7 +86,7 @@ def test_interruption_leaves_nothing(tmp_path: Path, server: str, monkeypatch: p
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("widemargin.data.datasets._Bar.update", interrupt)
+    monkeypatch.setattr("widemargin.data.datasets._ProgressBar.update", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fetch([official(f"{server}/x")], tmp_path, dataset="toy")
     assert list(tmp_path.iterdir()) == []

@@ -1,11 +1,8 @@
-"""Random changes to training images, a whole batch at a time on its device.
+"""Training batches, in an order that depends on (seed, epoch) alone: a run can stop at any step and go on from there.
 
-The draws are made by a CPU generator and then moved, so that every device sees the same images.
-
-Batches in an order that depends on (seed, epoch) alone, so that a run can stop at any step and go on from there.
-
-Several processes share each batch: all of them augment the whole of it, with the same random numbers, and take their
-rows.
+Augmentation changes a whole batch at a time on its device. What it draws comes from a CPU generator and is then moved,
+so that every device sees the same images. Several processes share each batch: all of them augment the whole of it, with
+the same random numbers, and take their rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -75,6 +72,12 @@ class CropFlip:
         """Zero-pad, crop at a random place, flip with probability 1/2."""
         return self.apply(images, self.draw(len(images), generator).to(images.device, non_blocking=True))
 
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """(3, count): rows down and columns right into the padded image, and 1 where to flip. On the CPU."""
+        shifts = torch.randint(0, 2 * self.padding + 1, (2, count), generator=generator)
+        flips = torch.randint(0, 2, (1, count), generator=generator)
+        return torch.cat([shifts, flips])
+
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
         """Pad, crop and flip as ``draw`` says; one gather for the whole batch."""
         B, C, H, W = images.shape
@@ -90,12 +93,6 @@ class CropFlip:
             rows[:, None, :, None],
             columns[:, None, None, :],
         ]
-
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """(3, count): rows down and columns right into the padded image, and 1 where to flip. On the CPU."""
-        shifts = torch.randint(0, 2 * self.padding + 1, (2, count), generator=generator)
-        flips = torch.randint(0, 2, (1, count), generator=generator)
-        return torch.cat([shifts, flips])
 
 
 def is_drawn_before(augmentation: Augmentation) -> bool:

@@ -1,27 +1,20 @@
-"""Where the official files live, and the checksums by which they are known.
+"""From a name to images: the data sets known by name, an ``.npz`` file, or a folder of images.
 
-MD5 sums are those their publishers list; SHA-256 is what a download is held to.
+A named data set is looked for in ``<folder>/<name>`` and ``<folder>``, then fetched from its official addresses. A file
+that is already there is read, not hashed again: the readers check sizes, and the folder may be the user's own. What is
+fetched is held to its SHA-256 (the MD5 sums are those that publishers list, for people). Pooch writes to a temporary
+file beside the destination, compares the checksum and only then renames, so a file under its final name is whole. Where
+that fails, one line says what to put where. Pooch and rich are imported when something is fetched, not before.
 
-Which folders are searched for a data set's files.
-
-Fetch official files that are missing; on failure say, in one line, what to put where.
-
-Pooch writes to a temporary file beside the destination, compares the checksum and only then renames, so a file under
-its final name is always whole. Pooch and rich are imported when something is fetched, not before.
-
-The digits that come with the package: 12,000 to train and 3,000 to test, so that a first run needs no download.
-
-A few real CIFAR-10 images that come with the package, 100 to train and 60 to test: enough to see that code runs.
-
-From a name to images: the data sets known by name, an ``.npz`` file, or a folder of images.
-
-A file that is already there is read, not hashed again: the readers check sizes, and the folder may be the user's own.
+Two samples come with the package: 12,000 + 3,000 digits of MNIST, so that a first run needs no download, and 100 + 60
+real CIFAR-10 images, enough to see that code runs.
 """
 
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Literal
@@ -39,250 +32,11 @@ from widemargin.data.image_set import ImageSet
 from widemargin.data.npz import has_parts, read_npz
 from widemargin.errors import InputError, WidemarginWarning
 
-
-@dataclass(frozen=True)
-class OfficialFile:
-    """One published file: its name, the addresses to try in turn, and its checksums."""
-
-    name: str
-    urls: tuple[str, ...]
-    md5: str
-    sha256: str
-
-
-def _file(name: str, mirrors: tuple[str, ...], md5: str, sha256: str) -> OfficialFile:
-    return OfficialFile(name, tuple(mirror + name for mirror in mirrors), md5, sha256)
-
-
-_MNIST = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
-_FASHION = (
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-)
-_TORONTO = ("https://www.cs.toronto.edu/~kriz/",)
-
-_CIFAR10 = _file(
-    "cifar-10-binary.tar.gz",
-    _TORONTO,
-    "c32a1d4ab5d03f1284b67883e8d87530",
-    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-)
-
-# dataset -> split -> files; of an idx pair, images come first and labels second.
-SOURCES: dict[str, dict[str, tuple[OfficialFile, ...]]] = {
-    "mnist": {
-        "train": (
-            _file(
-                "train-images-idx3-ubyte.gz",
-                _MNIST,
-                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            ),
-            _file(
-                "train-labels-idx1-ubyte.gz",
-                _MNIST,
-                "d53e105ee54ea40749a09fcbcd1e9432",
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            ),
-        ),
-        "test": (
-            _file(
-                "t10k-images-idx3-ubyte.gz",
-                _MNIST,
-                "9fb629c4189551a2d022fa330f9573f3",
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            ),
-            _file(
-                "t10k-labels-idx1-ubyte.gz",
-                _MNIST,
-                "ec29112dd5afa0611ce80d1b7f02629c",
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            ),
-        ),
-    },
-    "fashion-mnist": {
-        "train": (
-            _file(
-                "train-images-idx3-ubyte.gz",
-                _FASHION,
-                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            ),
-            _file(
-                "train-labels-idx1-ubyte.gz",
-                _FASHION,
-                "25c81989df183df01b3e8a0aad5dffbe",
-                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            ),
-        ),
-        "test": (
-            _file(
-                "t10k-images-idx3-ubyte.gz",
-                _FASHION,
-                "bef4ecab320f06d8554ea6380940ec79",
-                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            ),
-            _file(
-                "t10k-labels-idx1-ubyte.gz",
-                _FASHION,
-                "bb300cfdad3c16e7a12a480ee83cd310",
-                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            ),
-        ),
-    },
-    "cifar10": {"train": (_CIFAR10,), "test": (_CIFAR10,)},
-}
-
-# MNIST and Fashion-MNIST use the same file names; the first labels tell one from the other.
-FIRST_LABELS: dict[str, dict[str, tuple[int, ...]]] = {
-    "mnist": {"train": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4), "test": (7, 2, 1, 0, 4, 1, 4, 9, 5, 9)},
-    "fashion-mnist": {"train": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5), "test": (9, 2, 1, 1, 6, 1, 4, 6, 5, 7)},
-}
-
-
-VARIABLE = "WIDEMARGIN_DATA"
-
-
-def data_folder(data_dir: str | Path | None = None) -> Path:
-    """The argument, else the environment variable WIDEMARGIN_DATA, else the platform's cache folder."""
-    chosen = data_dir or os.environ.get(VARIABLE)
-    return Path(chosen).expanduser().absolute() if chosen else _cache()
-
-
-def candidates(folder: Path, dataset: str) -> tuple[Path, Path]:
-    """``folder/<dataset>`` first, since some data sets share file names; then ``folder`` itself."""
-    return folder / dataset, folder
-
-
-def idx_spellings(name: str) -> Iterator[str]:
-    """The names under which an idx file is found: gzipped, unpacked, unpacked with a dot."""
-    plain = name.removesuffix(".gz")
-    yield from (name, plain, plain.replace("-idx", ".idx"), name.replace("-idx", ".idx"))
-
-
-def _cache() -> Path:
-    try:
-        import pooch
-    except ImportError:
-        return Path.home() / ".cache" / "widemargin"
-    return Path(pooch.os_cache("widemargin"))
-
-
-_CHUNK = 1 << 16
-_PATIENCE = 30  # seconds without an answer
-
-
-def fetch(files: Iterable[OfficialFile], folder: Path, *, dataset: str) -> list[Path]:
-    """Download those of ``files`` that ``folder`` lacks; return where each one is."""
-    wanted = list(files)
-    for file in wanted:
-        check_file(folder / file.name)
-        if not (folder / file.name).is_file():
-            _fetch_one(file, folder, wanted, dataset)
-    return [folder / file.name for file in wanted]
-
-
-def missing(files: Iterable[OfficialFile], folder: Path, *, dataset: str, reason: str) -> InputError:
-    """The one line for the user: why it failed, and which files to put where."""
-    needed = [file for file in files if not (folder / file.name).is_file()]
-    places = "; ".join(f"put {file.urls[0]} (md5 {file.md5}) at {folder / file.name}" for file in needed)
-    return InputError(f"{dataset}: {reason}; {places}; or use the data set 'mnist-embedded', which needs no file")
-
-
-def _fetch_one(file: OfficialFile, folder: Path, wanted: list[OfficialFile], dataset: str) -> None:
-    """Try each address in turn."""
-    try:
-        import pooch
-    except ImportError as error:
-        reason = "files are missing and the package pooch, which downloads them, is not installed"
-        raise missing(wanted, folder, dataset=dataset, reason=reason) from error
-    failure: Exception | None = None
-    for url in file.urls:
-        try:
-            with _Bar(file.name) as bar:
-                loader = pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_PATIENCE)
-                pooch.retrieve(url, f"sha256:{file.sha256}", file.name, folder, downloader=loader)
-            (folder / file.name).chmod(0o644)  # pooch's temporary files are for the owner only
-            return
-        except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong checksum is a ValueError
-            failure = error
-    reason = f"cannot download {file.name} from {', '.join(_host(url) for url in file.urls)} ({_brief(failure)})"
-    raise missing(wanted, folder, dataset=dataset, reason=reason) from failure
-
-
-def _host(url: str) -> str:
-    return urlsplit(url).netloc
-
-
-def _brief(error: Exception | None) -> str:
-    if type(error).__name__ == "ConnectionError":  # of requests; its own words are a page of nested causes
-        return "no connection"
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"
-
-
-class _Bar:
-    """A progress bar of rich in the form that pooch drives: ``total``, ``update``, ``reset``, ``close``."""
-
-    def __init__(self, title: str) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-        from widemargin.core.screen import console_for
-
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        console = console_for(stderr=True)
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task(title, total=None)
-        self.total = 0
-
-    def __enter__(self) -> "_Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._progress.stop()
-
-    def update(self, size: int) -> None:
-        """``size`` more bytes have come."""
-        self._progress.update(self._task, advance=size, total=self.total or None)
-
-    def reset(self) -> None:
-        """Begin at 0 again; pooch does so before it fills the bar."""
-        self._progress.update(self._task, completed=0)
-
-    def close(self) -> None:
-        """Nothing to do: leaving the ``with`` block stops the bar."""
-
-
-STEMS = {"train": "train", "test": "t10k"}
-
-
-def read_mnist_embedded(split: str) -> ImageSet:
-    """The class-balanced part of MNIST in ``embedded/``; see the README there."""
-    with as_file(files("widemargin.data") / "embedded") as folder:
-        images = read_images(folder / f"{STEMS[split]}-images-idx3-ubyte.gz")
-        labels = read_labels(folder / f"{STEMS[split]}-labels-idx1-ubyte.gz")
-    return ImageSet(images, labels, num_classes=10, name="mnist-embedded")
-
-
-SIDE = 32
-
-
-def read_cifar10_embedded(split: str) -> ImageSet:
-    """The class-balanced sample in ``embedded/``; see the README there."""
-    with as_file(files("widemargin.data") / "embedded") as folder:
-        with Image.open(folder / f"cifar10-{split}.png") as sheet:
-            pixels = torch.from_numpy(np.array(sheet.convert("RGB")))
-        labels = read_labels(folder / f"cifar10-{split}-labels-idx1-ubyte.gz")
-    images = pixels.view(-1, SIDE, SIDE, 3).permute(0, 3, 1, 2).contiguous()
-    return ImageSet(images, labels, num_classes=10, name="cifar10-embedded")
-
-
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
+VARIABLE = "WIDEMARGIN_DATA"
+_CHUNK = 1 << 16
+_PATIENCE = 30  # seconds without an answer
 
 
 def load(
@@ -303,28 +57,43 @@ def load(
     if str(name) in DATASETS:
         data = DATASETS[str(name)](split, data_folder(data_dir), download)
     else:
-        data = _from_path(Path(name).expanduser(), split)
+        data = _load_path(Path(name).expanduser(), split)
     return data if limit is None else data.first(limit)
 
 
-def _embedded(split: Split, folder: Path, download: bool) -> ImageSet:  # noqa: ARG001 - needs no folder
-    return read_mnist_embedded(split)
+def data_folder(data_dir: str | Path | None = None) -> Path:
+    """The argument, else the environment variable WIDEMARGIN_DATA, else the platform's cache folder."""
+    chosen = data_dir or os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    try:
+        import pooch
+    except ImportError:
+        return Path.home() / ".cache" / "widemargin"
+    return Path(pooch.os_cache("widemargin"))
 
 
-def _cifar10_embedded(split: Split, folder: Path, download: bool) -> ImageSet:  # noqa: ARG001 - needs no folder
-    return read_cifar10_embedded(split)
+def _load_mnist_sample(split: Split, folder: Path, download: bool) -> ImageSet:  # noqa: ARG001 - needs no folder
+    """The class-balanced part of MNIST in ``embedded/``; see the README there."""
+    stem = {"train": "train", "test": "t10k"}[split]
+    with as_file(files("widemargin.data") / "embedded") as embedded:
+        images = read_images(embedded / f"{stem}-images-idx3-ubyte.gz")
+        labels = read_labels(embedded / f"{stem}-labels-idx1-ubyte.gz")
+    return ImageSet(images, labels, num_classes=10, name="mnist-embedded")
 
 
-def _mnist(split: Split, folder: Path, download: bool) -> ImageSet:
-    return _from_idx("mnist", split, folder, download)
+def _load_cifar10_sample(split: Split, folder: Path, download: bool) -> ImageSet:  # noqa: ARG001 - needs no folder
+    """The class-balanced sample in ``embedded/``; see the README there."""
+    with as_file(files("widemargin.data") / "embedded") as embedded:
+        with Image.open(embedded / f"cifar10-{split}.png") as sheet:
+            pixels = torch.from_numpy(np.array(sheet.convert("RGB")))
+        labels = read_labels(embedded / f"cifar10-{split}-labels-idx1-ubyte.gz")
+    images = pixels.view(-1, 32, 32, 3).permute(0, 3, 1, 2).contiguous()
+    return ImageSet(images, labels, num_classes=10, name="cifar10-embedded")
 
 
-def _fashion_mnist(split: Split, folder: Path, download: bool) -> ImageSet:
-    return _from_idx("fashion-mnist", split, folder, download)
-
-
-def _cifar10(split: Split, folder: Path, download: bool) -> ImageSet:
-    for place in candidates(folder, "cifar10"):
+def _load_cifar10(split: Split, folder: Path, download: bool) -> ImageSet:
+    for place in (folder / "cifar10", folder):
         found = find_cifar10(place, split)
         if found:
             return read_cifar10(found, split)
@@ -332,16 +101,7 @@ def _cifar10(split: Split, folder: Path, download: bool) -> ImageSet:
     return read_cifar10(archive, split)
 
 
-DATASETS: dict[str, Callable[[Split, Path, bool], ImageSet]] = {
-    "mnist-embedded": _embedded,
-    "mnist": _mnist,
-    "fashion-mnist": _fashion_mnist,
-    "cifar10-embedded": _cifar10_embedded,
-    "cifar10": _cifar10,
-}
-
-
-def _from_idx(dataset: str, split: Split, folder: Path, download: bool) -> ImageSet:
+def _load_idx(dataset: str, split: Split, folder: Path, download: bool) -> ImageSet:
     pair = _find_idx(dataset, split, folder) or _obtain(dataset, split, folder, download)
     images, labels = read_images(pair[0]), read_labels(pair[1])
     if len(images) != len(labels):
@@ -353,8 +113,8 @@ def _from_idx(dataset: str, split: Split, folder: Path, download: bool) -> Image
 
 def _find_idx(dataset: str, split: Split, folder: Path) -> list[Path] | None:
     """The images file and the labels file, from one folder."""
-    for place in candidates(folder, dataset):
-        spelled = [[place / name for name in idx_spellings(file.name)] for file in SOURCES[dataset][split]]
+    for place in (folder / dataset, folder):  # its own folder first: some data sets share file names
+        spelled = [[place / name for name in _idx_spellings(file.name)] for file in SOURCES[dataset][split]]
         present = [next((path for path in paths if path.is_file()), None) for paths in spelled]
         pair = [path for path in present if path]
         if len(pair) == len(present):
@@ -362,11 +122,10 @@ def _find_idx(dataset: str, split: Split, folder: Path) -> list[Path] | None:
     return None
 
 
-def _obtain(dataset: str, split: Split, folder: Path, download: bool) -> list[Path]:
-    files, place = SOURCES[dataset][split], folder / dataset
-    if not download:
-        raise missing(files, place, dataset=dataset, reason="files are missing and downloading is off")
-    return fetch(files, place, dataset=dataset)
+def _idx_spellings(name: str) -> Iterator[str]:
+    """The names under which an idx file is found: gzipped, unpacked, unpacked with a dot."""
+    unpacked = name.removesuffix(".gz")
+    yield from (name, unpacked, unpacked.replace("-idx", ".idx"), name.replace("-idx", ".idx"))
 
 
 def _check_identity(data: ImageSet, split: Split, folder: Path) -> None:
@@ -377,7 +136,16 @@ def _check_identity(data: ImageSet, split: Split, folder: Path) -> None:
             raise InputError(f"{folder} holds {other}, not {data.name}; put the files of {data.name} elsewhere")
 
 
-def _from_path(path: Path, split: Split) -> ImageSet:
+DATASETS: dict[str, Callable[[Split, Path, bool], ImageSet]] = {
+    "mnist-embedded": _load_mnist_sample,
+    "mnist": partial(_load_idx, "mnist"),
+    "fashion-mnist": partial(_load_idx, "fashion-mnist"),
+    "cifar10-embedded": _load_cifar10_sample,
+    "cifar10": _load_cifar10,
+}
+
+
+def _load_path(path: Path, split: Split) -> ImageSet:
     if path.suffix == ".npz" and path.is_file():
         single = not has_parts(path)
         data = read_npz(path, split)
@@ -397,3 +165,168 @@ def _from_path(path: Path, split: Split) -> ImageSet:
             stacklevel=3,
         )
     return data
+
+
+# Official files
+
+
+@dataclass(frozen=True)
+class OfficialFile:
+    """One published file: its name, the addresses to try in turn, and its checksums."""
+
+    name: str
+    urls: tuple[str, ...]
+    md5: str
+    sha256: str
+
+
+def _official(name: str, mirrors: tuple[str, ...], checksums: str) -> OfficialFile:
+    """``checksums`` are the MD5 and the SHA-256 sum."""
+    return OfficialFile(name, tuple(mirror + name for mirror in mirrors), *checksums.split())
+
+
+def _idx_pair(mirrors: tuple[str, ...], stem: str, *, images: str, labels: str) -> tuple[OfficialFile, ...]:
+    return (
+        _official(f"{stem}-images-idx3-ubyte.gz", mirrors, images),
+        _official(f"{stem}-labels-idx1-ubyte.gz", mirrors, labels),
+    )
+
+
+_MNIST = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+_FASHION = (
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+)
+_CIFAR10 = _official(
+    "cifar-10-binary.tar.gz",
+    ("https://www.cs.toronto.edu/~kriz/",),
+    "c32a1d4ab5d03f1284b67883e8d87530 c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
+
+SOURCES: dict[str, dict[str, tuple[OfficialFile, ...]]] = {
+    "mnist": {
+        "train": _idx_pair(
+            _MNIST,
+            "train",
+            images="f68b3c2dcbeaaa9fbdd348bbdeb94873 440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            labels="d53e105ee54ea40749a09fcbcd1e9432 3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        ),
+        "test": _idx_pair(
+            _MNIST,
+            "t10k",
+            images="9fb629c4189551a2d022fa330f9573f3 8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            labels="ec29112dd5afa0611ce80d1b7f02629c f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
+    },
+    "fashion-mnist": {
+        "train": _idx_pair(
+            _FASHION,
+            "train",
+            images="8d4fb7e6c68d591d4c3dfef9ec88bf0d 3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            labels="25c81989df183df01b3e8a0aad5dffbe a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        ),
+        "test": _idx_pair(
+            _FASHION,
+            "t10k",
+            images="bef4ecab320f06d8554ea6380940ec79 346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            labels="bb300cfdad3c16e7a12a480ee83cd310 67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
+    },
+    "cifar10": {"train": (_CIFAR10,), "test": (_CIFAR10,)},
+}
+"""The files of each split; of an idx pair, images come first and labels second."""
+
+FIRST_LABELS: dict[str, dict[str, tuple[int, ...]]] = {
+    "mnist": {"train": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4), "test": (7, 2, 1, 0, 4, 1, 4, 9, 5, 9)},
+    "fashion-mnist": {"train": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5), "test": (9, 2, 1, 1, 6, 1, 4, 6, 5, 7)},
+}
+"""MNIST and Fashion-MNIST use the same file names; the first labels tell one from the other."""
+
+
+def _obtain(dataset: str, split: Split, folder: Path, download: bool) -> list[Path]:
+    wanted, place = SOURCES[dataset][split], folder / dataset
+    if not download:
+        raise _missing(wanted, place, dataset=dataset, reason="files are missing and downloading is off")
+    return fetch(wanted, place, dataset=dataset)
+
+
+def fetch(files: Iterable[OfficialFile], folder: Path, *, dataset: str) -> list[Path]:
+    """Download those of ``files`` that ``folder`` lacks; return where each one is."""
+    wanted = list(files)
+    for file in wanted:
+        check_file(folder / file.name)
+        if not (folder / file.name).is_file():
+            _fetch_one(file, folder, wanted, dataset)
+    return [folder / file.name for file in wanted]
+
+
+def _missing(files: Iterable[OfficialFile], folder: Path, *, dataset: str, reason: str) -> InputError:
+    """The one line for the user: why it failed, and which files to put where."""
+    needed = [file for file in files if not (folder / file.name).is_file()]
+    places = "; ".join(f"put {file.urls[0]} (md5 {file.md5}) at {folder / file.name}" for file in needed)
+    return InputError(f"{dataset}: {reason}; {places}; or use the data set 'mnist-embedded', which needs no file")
+
+
+def _fetch_one(file: OfficialFile, folder: Path, wanted: list[OfficialFile], dataset: str) -> None:
+    """Try each address in turn."""
+    try:
+        import pooch
+    except ImportError as error:
+        reason = "files are missing and the package pooch, which downloads them, is not installed"
+        raise _missing(wanted, folder, dataset=dataset, reason=reason) from error
+    failure: Exception | None = None
+    for url in file.urls:
+        try:
+            with _ProgressBar(file.name) as bar:
+                loader = pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_PATIENCE)
+                pooch.retrieve(url, f"sha256:{file.sha256}", file.name, folder, downloader=loader)
+            (folder / file.name).chmod(0o644)  # pooch's temporary files are for the owner only
+            return
+        except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong checksum is a ValueError
+            failure = error
+    hosts = ", ".join(urlsplit(url).netloc for url in file.urls)
+    reason = f"cannot download {file.name} from {hosts} ({_brief(failure)})"
+    raise _missing(wanted, folder, dataset=dataset, reason=reason) from failure
+
+
+def _brief(error: Exception | None) -> str:
+    if type(error).__name__ == "ConnectionError":  # of requests; its own words are a page of nested causes
+        return "no connection"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"
+
+
+class _ProgressBar:
+    """A progress bar of rich in the form that pooch drives: ``total``, ``update``, ``reset``, ``close``."""
+
+    def __init__(self, title: str) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+        from widemargin.core.screen import console_for
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        console = console_for(stderr=True)
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task(title, total=None)
+        self.total = 0
+
+    def __enter__(self) -> "_ProgressBar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._progress.stop()
+
+    def update(self, size: int) -> None:
+        """``size`` more bytes have come."""
+        self._progress.update(self._task, advance=size, total=self.total or None)
+
+    def reset(self) -> None:
+        """Begin at 0 again; pooch does so before it fills the bar."""
+        self._progress.update(self._task, completed=0)
+
+    def close(self) -> None:
+        """Nothing to do: leaving the ``with`` block stops the bar."""

@@ -1,11 +1,8 @@
-"""Whether to believe a file that says how large its contents are.
+"""The idx format of MNIST, gzipped or not: a big-endian header (magic, one size per dimension), then uint8 values.
 
-Headers are read before anything is allocated. A size that the file could not possibly hold, or that this machine could
-not hold, ends in one line to the user and not in a ``MemoryError`` or a killed process.
-
-The idx format of MNIST, gzipped or not: a big-endian header (magic, one size per dimension), then uint8 values.
-
-The magic number's third byte is the type (8: uint8), its fourth the number of dimensions.
+The magic number's third byte is the type (8: uint8), its fourth the number of dimensions. Headers are read before
+anything is allocated, here and in the other readers: a size that the file could not possibly hold, or that this machine
+could not hold, ends in one line to the user and not in a ``MemoryError`` or a killed process.
 """
 
 import gzip
@@ -24,31 +21,6 @@ from widemargin.errors import InputError
 
 DEFLATE_LIMIT = 1032  # deflate (gzip, zip) cannot shrink data further than 1032 to 1
 _FALLBACK_MEMORY = 16 * 2**30
-
-
-def check_claim(where: str, *, claimed: int, stored: int, deflated: bool) -> None:
-    """``where`` says it holds ``claimed`` bytes in ``stored`` bytes of disk: possible, and not too much to hold?"""
-    most = (stored + 1) * DEFLATE_LIMIT if deflated else stored
-    if claimed > most:
-        raise InputError(
-            f"{where}: the header promises {claimed} bytes, more than {stored} stored bytes can hold; "
-            "the file is damaged or cut short, fetch it again"
-        )
-    if claimed > memory_limit():
-        raise InputError(
-            f"{where}: the header promises {claimed} bytes, more than half of this machine's memory; "
-            "use fewer or smaller images"
-        )
-
-
-def memory_limit() -> int:
-    """Half of the physical memory, in bytes: images are held whole, and something must be left to work with."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (AttributeError, ValueError, OSError):  # not a POSIX machine
-        return _FALLBACK_MEMORY // 2
-
-
 _GZIP_MARK = b"\x1f\x8b"
 _UINT8 = 0x08
 
@@ -110,3 +82,26 @@ def _read_shape(stream: BinaryIO, path: Path, dimensions: int) -> tuple[int, ...
     if 0 in shape:
         raise InputError(f"{path}: holds no values (shape {tuple(shape)}); fetch the file again")
     return tuple(shape)
+
+
+def check_claim(where: str, *, claimed: int, stored: int, deflated: bool) -> None:
+    """``where`` says it holds ``claimed`` bytes in ``stored`` bytes of disk: possible, and not too much to hold?"""
+    most = (stored + 1) * DEFLATE_LIMIT if deflated else stored
+    if claimed > most:
+        raise InputError(
+            f"{where}: the header promises {claimed} bytes, more than {stored} stored bytes can hold; "
+            "the file is damaged or cut short, fetch it again"
+        )
+    if claimed > memory_limit():
+        raise InputError(
+            f"{where}: the header promises {claimed} bytes, more than half of this machine's memory; "
+            "use fewer or smaller images"
+        )
+
+
+def memory_limit() -> int:
+    """Half of the physical memory, in bytes: images are held whole, and something must be left to work with."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (AttributeError, ValueError, OSError):  # not a POSIX machine
+        return _FALLBACK_MEMORY // 2

@@ -3,9 +3,8 @@
 Everything is checked here, once, where data enters. Later code trusts an ``ImageSet`` and so never has to look at a
 value on the device, which would make the host wait for it.
 
-Set some training images aside, each class in proportion, to choose by without touching the test set.
-
-Any classifier as the attacks expect one: float32 inputs in [0, 1], most often images, in; float32 logits out.
+``stratified_split`` sets some training images aside, each class in proportion, to choose by without touching the test
+set.
 """
 
 import copy
@@ -31,7 +30,7 @@ class ImageSet:
     name: str
 
     def __post_init__(self) -> None:
-        _check_forms(self)
+        _check_form(self)
         _check_images(self.images, self.name)
         _check_labels(self.labels, self.num_classes, self.name)
 
@@ -51,23 +50,23 @@ class ImageSet:
 
     def to(self, device: torch.device | str) -> "ImageSet":
         """The same set on another device."""
-        return self._holding(self.images.to(device), self.labels.to(device))
+        return self._with_rows(self.images.to(device), self.labels.to(device))
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageSet":
         """The images at these positions, in this order; a set-up step, so the positions are checked."""
         rows = _checked_rows(indices, len(self), self.name).to(self.device)
-        return self._holding(self.images[rows], self.labels[rows])
+        return self._with_rows(self.images[rows], self.labels[rows])
 
     def first(self, n: int) -> "ImageSet":
         """The first ``n`` images, or all of them if there are fewer."""
         check_count(f"{self.name}: the limit", n)
-        return self._holding(self.images[:n], self.labels[:n])
+        return self._with_rows(self.images[:n], self.labels[:n])
 
     def floats(self, indices: Tensor | slice | None = None) -> Tensor:
         """Images as float32 in [0, 1], on the set's device; all of them, or those at ``indices``."""
         return as_floats(self.images if indices is None else self.images[indices])
 
-    def _holding(self, images: Tensor, labels: Tensor) -> "ImageSet":
+    def _with_rows(self, images: Tensor, labels: Tensor) -> "ImageSet":
         """This set with other rows. Rows of checked data are checked, so the checks are not run again."""
         other = copy.copy(self)
         object.__setattr__(other, "images", images)
@@ -80,7 +79,7 @@ def as_floats(images: Tensor) -> Tensor:
     return images.to(torch.float32).div_(255) if images.dtype == torch.uint8 else images
 
 
-def _check_forms(data: ImageSet) -> None:
+def _check_form(data: ImageSet) -> None:
     """Types, dimensions and counts: what can be known without looking at a value."""
     if not isinstance(data.name, str) or not data.name:
         raise InputError(f"ImageSet.name must be a non-empty string, got {data.name!r}")
@@ -116,15 +115,10 @@ def _check_images(images: Tensor, name: str) -> None:
     if not (math.isfinite(low) and math.isfinite(high)):  # aminmax carries a NaN through
         raise InputError(f"{name}: images must be finite, found NaN or infinity; repair or drop those images")
     if low < 0 or high > 1:
-        raise InputError(
-            f"{name}: float images must be in [0, 1], found {low:g} to {high:g}; {_range_remedy(low, high)}"
-        )
-
-
-def _range_remedy(low: float, high: float) -> str:
-    if low < 0:
-        return "they look normalized: undo that, since the model normalizes in its first layer"
-    return "they look like 0..255: divide by 255" if high <= 255 else "scale them to [0, 1]"
+        remedy = "they look like 0..255: divide by 255" if high <= 255 else "scale them to [0, 1]"
+        if low < 0:
+            remedy = "they look normalized: undo that, since the model normalizes in its first layer"
+        raise InputError(f"{name}: float images must be in [0, 1], found {low:g} to {high:g}; {remedy}")
 
 
 def _check_labels(labels: Tensor, num_classes: int, name: str) -> None:
@@ -160,16 +154,16 @@ def stratified_split(labels: Tensor, *, held_out: int, seed: int) -> tuple[Tenso
     """
     labels = labels.cpu()
     counts = torch.bincount(labels).tolist() if labels.numel() else []
-    _check(len(labels), sum(count > 0 for count in counts), held_out)
-    taken = torch.zeros(len(labels), dtype=torch.bool)
+    _check_held_out(len(labels), sum(count > 0 for count in counts), held_out)
+    is_held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label, quota in enumerate(_quotas(counts, held_out)):
         members = (labels == label).nonzero()[:, 0]
         order = torch.randperm(len(members), generator=derived(seed, "split", label))
-        taken[members[order[:quota]]] = True
-    return (~taken).nonzero()[:, 0], taken.nonzero()[:, 0]
+        is_held_out[members[order[:quota]]] = True
+    return (~is_held_out).nonzero()[:, 0], is_held_out.nonzero()[:, 0]
 
 
-def _check(total: int, classes: int, held_out: int) -> None:
+def _check_held_out(total: int, classes: int, held_out: int) -> None:
     check_count("data.held_out", held_out)
     if held_out >= total:
         raise InputError(f"data.held_out must leave images to train on: got {held_out} of {total}; hold out fewer")
