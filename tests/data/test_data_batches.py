@@ -1,11 +1,21 @@
-"""Batches: every image once, and a resumed epoch like a whole one."""
+"""Batches: every image once, a resumed epoch like a whole one, and augmentation against a slow version of it."""
 
 import pytest
 import torch
+from torch import Tensor
 
 from widemargin.core.batch_share import sharing
 from widemargin.core.randomness import derived, uniform
-from widemargin.data import Batch, Batches, CropFlip, ImageSet, epoch_order, in_order
+from widemargin.data import (
+    AUGMENTATIONS,
+    Batch,
+    Batches,
+    CropFlip,
+    ImageSet,
+    NoAugmentation,
+    epoch_order,
+    in_order,
+)
 from widemargin.errors import InputError
 
 
@@ -78,17 +88,23 @@ def test_float_images_are_never_written_to() -> None:
     assert torch.equal(data.images, before)
 
 
-def test_refusals() -> None:
-    for size in (0, -1, 2.0, True):
-        with pytest.raises(InputError, match="batch_size"):
-            Batches(data=toy(), batch_size=size, seed=0)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="batch_size"):
-            in_order(toy(), size)  # type: ignore[arg-type]
+@pytest.mark.parametrize("size", [0, -1, 2.0, True])
+def test_sizes_are_checked(size: int) -> None:
+    with pytest.raises(InputError, match="batch_size"):
+        Batches(data=toy(), batch_size=size, seed=0)
+    with pytest.raises(InputError, match="batch_size"):
+        in_order(toy(), size)
+
+
+def test_other_refusals() -> None:
     with pytest.raises(InputError, match="drop_last=False"):
         Batches(data=toy(), batch_size=12, seed=0, drop_last=True)
     for start in (-1, 4):
         with pytest.raises(InputError, match=r"start_step must be in \[0, 3\]"):
             Batches(data=toy(), batch_size=4, seed=0).epoch(0, start_step=start)
+    for padding in (-1, 1.5, True):
+        with pytest.raises(InputError, match=r"CropFlip\.padding"):
+            CropFlip(padding=padding)  # type: ignore[arg-type]
 
 
 def test_a_share_is_rows_of_the_batch_that_every_process_augments_whole() -> None:
@@ -104,3 +120,49 @@ def test_a_share_is_rows_of_the_batch_that_every_process_augments_whole() -> Non
             assert torch.equal(part.images, whole.images[part.share.rows])
         assert torch.equal(part.labels, whole.labels[part.share.rows])
         assert part.size == 11
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def slowly(images: Tensor, draws: Tensor, padding: int) -> Tensor:
+    """One image at a time, one row at a time."""
+    _, C, H, W = images.shape
+    changed = []
+    for image, (down, right, flip) in zip(images, draws.T.tolist(), strict=True):
+        canvas = torch.zeros(C, H + 2 * padding, W + 2 * padding, dtype=image.dtype)
+        canvas[:, padding : padding + H, padding : padding + W] = image
+        cut = canvas[:, down : down + H, right : right + W]
+        changed.append(torch.stack([row.flip(-1) for row in cut.unbind(1)], dim=1) if flip else cut)
+    return torch.stack(changed)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 4])
+@pytest.mark.parametrize("shape", [(17, 3, 8, 8), (1, 1, 5, 3), (9, 2, 1, 1), (5, 3, 2, 9)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_same_as_slow_version(shape: tuple[int, ...], padding: int, dtype: torch.dtype) -> None:
+    images = torch.randint(1, 256, shape, generator=generator(), dtype=torch.uint8).to(dtype)
+    augmentation = CropFlip(padding=padding)
+    expected = slowly(images, augmentation.draw(shape[0], generator(5)), padding)
+    changed = augmentation(images, generator(5))
+    assert changed.dtype == dtype
+    assert torch.equal(changed, expected)
+    assert torch.equal(changed, augmentation(images, generator(5)))
+
+
+def test_draws_cover_their_range_evenly() -> None:
+    down, right, flip = CropFlip(padding=2).draw(50_000, generator())
+    for shift in (down, right):
+        assert (shift.bincount(minlength=5) / 50_000 - 0.2).abs().max() < 0.01
+    assert abs(flip.float().mean() - 0.5) < 0.01
+    pairs = (down * 10 + right * 2 + flip).bincount(minlength=50) / 50_000
+    assert (pairs - 0.02).abs().max() < 0.004  # the three draws are independent
+
+
+def test_none_changes_and_draws_nothing_and_the_table_holds_values_that_compare() -> None:
+    images, source = torch.rand(3, 1, 4, 4), generator()
+    before = source.get_state()
+    assert NoAugmentation()(images, source) is images
+    assert torch.equal(source.get_state(), before)
+    assert (AUGMENTATIONS["none"](), AUGMENTATIONS["crop-flip"]()) == (NoAugmentation(), CropFlip(padding=4))

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from widemargin.data import read_images, read_labels
+from widemargin.data.idx import check_claim, memory_limit
 from widemargin.errors import InputError
 
 IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
@@ -51,16 +52,11 @@ def test_refusals_name_the_file(tmp_path: Path, content: bytes, words: str, pack
         read_images(file)
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
-        read_labels(tmp_path / "absent")
-
-
-def test_labels_refuse_images(tmp_path: Path) -> None:
-    file = tmp_path / "digits"
-    file.write_bytes(idx_bytes(IMAGES))
-    with pytest.raises(InputError, match="idx file of images"):
-        read_labels(file)
+def test_labels_refuse_images_and_a_missing_file(tmp_path: Path) -> None:
+    (tmp_path / "digits").write_bytes(idx_bytes(IMAGES))
+    for name, words in (("digits", "idx file of images"), ("absent", "cannot be read")):
+        with pytest.raises(InputError, match=words):
+            read_labels(tmp_path / name)
 
 
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -77,3 +73,19 @@ def test_damage_is_told_or_harmless(tmp_path: Path, position: int, value: int, c
     else:
         message = "harmless"
     assert "harmless" in message or "digits" in message
+
+
+def test_claims() -> None:
+    check_claim("f", claimed=100, stored=100, deflated=False)
+    check_claim("f", claimed=1000, stored=1, deflated=True)
+    with pytest.raises(InputError, match="f: the header promises 101 bytes, more than 100"):
+        check_claim("f", claimed=101, stored=100, deflated=False)
+    with pytest.raises(InputError, match="f: the header promises"):
+        check_claim("f", claimed=10_000, stored=1, deflated=True)
+    with pytest.raises(InputError, match="memory"):
+        check_claim("f", claimed=memory_limit() + 1, stored=memory_limit() * 2, deflated=False)
+
+
+def test_without_sysconf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.sysconf")
+    assert memory_limit() == 8 * 2**30
