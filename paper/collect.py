@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 
+from widemargin.config.checkpoint import CONFIG
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import Fields, read_json, read_lines, read_text
 from widemargin.errors import InputError
@@ -49,7 +50,7 @@ from widemargin.evaluation.folder import (
 )
 from widemargin.margins import WIDTHS, count_margins
 from widemargin.report.compare import changes
-from widemargin.report.findings import AGAIN, CONFIG, Run, read_run
+from widemargin.report.findings import AGAIN, Run, read_run
 
 NUMBER = re.compile(r"([0-9]+(?:[.,][0-9]+)*%?)")
 

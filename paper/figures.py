@@ -38,10 +38,10 @@ from paper.plans import (
 )
 from paper.rows import BLUE, decay_title, kind_of, method_title, place
 from paper.tables import Jobs
+from widemargin.config.checkpoint import CONFIG
 from widemargin.core.records import Fields
 from widemargin.evaluation.folder import Radius
 from widemargin.report.compare import norm_title
-from widemargin.report.findings import CONFIG
 from widemargin.report.pictures import styled
 
 WIDTH, HEIGHT = 4.5, 3.6

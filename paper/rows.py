@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from paper.collect import CollectedJob
+from widemargin.config.checkpoint import CONFIG
 from widemargin.core.records import Fields
 from widemargin.report.compare import Reference
-from widemargin.report.findings import CONFIG
 
 LIME, TEAL, RED, GRAY, PURPLE, INK = "#b8d957", "#35b5a6", "#d1495b", "#6b6e73", "#5f4b8b", "#2a1740"
 YELLOW, BROWN, BLUE = "#edae49", "#9c5a1a", "#1768ac"

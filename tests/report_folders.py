@@ -1,5 +1,6 @@
 """Folders such as the commands leave behind, made up: runs, evaluations, a sweep, reproduced rows."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -35,9 +36,14 @@ def write_run(
     return folder
 
 
-def write_checkpoint(path: Path, checksum: str) -> None:
+def checksum_of(name: str) -> str:
+    """As checkpoints carry it."""
+    return f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def write_checkpoint(path: Path, name: str) -> None:
     """A file that says of itself what a checkpoint says, with hardly any weights."""
-    description = {"checksum": checksum, "which": path.stem}
+    description = {"checksum": checksum_of(name), "which": path.stem}
     save_file({"weight": np.zeros(3)}, path, metadata={"widemargin": json.dumps(description)})
 
 

@@ -21,7 +21,8 @@ LEVELS = (
     ("evaluation",),
     ("training",),
     ("recipes",),
-    ("jobs", "report"),
+    ("jobs",),
+    ("report",),
     ("cli",),
 )
 LEVEL = {part: number for number, parts in enumerate(LEVELS, start=1) for part in parts}

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from job_folders import write_job
-from report_folders import write_checkpoint, write_evaluation, write_gallery, write_result, write_run, write_sweep
+from report_folders import (
+    checksum_of,
+    write_checkpoint,
+    write_evaluation,
+    write_gallery,
+    write_result,
+    write_run,
+    write_sweep,
+)
 from widemargin import InputError
 from widemargin.evaluation.folder import Evaluation, Examples, Radius, read_gallery
 from widemargin.report.findings import owners_of, search, unique
@@ -266,11 +274,11 @@ def test_a_run_and_its_evaluation_share_a_label_and_a_color(tmp_path):
 
 def test_a_moved_run_is_known_by_its_weights(tmp_path):
     for name in ("a", "b"):
-        write_checkpoint(write_run(tmp_path / "moved" / name, epochs=1) / "best.safetensors", f"sha256:{name}")
+        write_checkpoint(write_run(tmp_path / "moved" / name, epochs=1) / "best.safetensors", name)
     (tmp_path / "moved" / "a" / "last.safetensors").write_bytes(b"cut off")
     for name in ("b", "c"):
         write_evaluation(tmp_path / "e" / name, target=f"gone/{name}x", count=5)
-        edit(tmp_path / "e" / name / "report.json", checkpoint=f"sha256:{name}")
+        edit(tmp_path / "e" / name / "report.json", checkpoint=checksum_of(name))
     found = search([tmp_path])
     of_b, of_c = found.evaluations
     assert owners_of([of_b, of_c], found.runs) == [found.runs[1], None]

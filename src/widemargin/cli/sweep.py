@@ -17,7 +17,7 @@ from widemargin.core.records import sealed
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.distributed.group import check_single_process
 from widemargin.errors import InputError
-from widemargin.jobs.sweep import Point, Sweep, parse_grid, words
+from widemargin.jobs.sweep import SWEEP, Point, Sweep, parse_grid, words
 from widemargin.recipes import find_recipe
 from widemargin.training.run_folder import Line
 from widemargin.training.trainer import train
@@ -136,6 +136,6 @@ def _show(
     if any(score.startswith("test") for score in scores):
         say(console, CHOSEN_ON_TEST)
     record = {"recipe": name, "grid": grid, "points": [{"point": point, "results": values} for point, values in done]}
-    write_text_atomic(out / "sweep.json", json.dumps(sealed(record), indent=2) + "\n")
+    write_text_atomic(out / SWEEP, json.dumps(sealed(record), indent=2) + "\n")
     if done:
         say(console, f"as a page: widemargin report {shlex.quote(str(out))}")

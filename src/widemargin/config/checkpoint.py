@@ -39,7 +39,8 @@ from widemargin.errors import InputError, WidemarginWarning
 from widemargin.models.classifier import build_model
 from widemargin.models.public_weights import no_larger_than
 
-BEST, LAST, PREVIOUS, CONFIG = "best.safetensors", "last.safetensors", "previous.safetensors", "config.toml"
+BEST, LAST, PREVIOUS = "best.safetensors", "last.safetensors", "previous.safetensors"
+CONFIG, METRICS = "config.toml", "metrics.jsonl"
 """The files of a run folder."""
 AVERAGED = "averaged"
 """The folder of averaged weights that are judged beside a run's own, and what their measurements begin with."""

@@ -28,7 +28,15 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from widemargin.config.checkpoint import AVERAGED, BEST, CONFIG, load_checkpoint, save_checkpoint, software_versions
+from widemargin.config.checkpoint import (
+    AVERAGED,
+    BEST,
+    CONFIG,
+    METRICS,
+    load_checkpoint,
+    save_checkpoint,
+    software_versions,
+)
 from widemargin.config.run import EvaluationConfig, RunConfig
 from widemargin.config.toml import to_dict, to_toml
 from widemargin.core.device import choose_device, hardware_name
@@ -48,7 +56,7 @@ from widemargin.jobs.job import ATTACK_STEPS, RESULT, RUN, Job, Resources, Task
 from widemargin.margins import WIDTHS, count_margins
 from widemargin.models.classifier import ModelFactory, facts_of
 from widemargin.training.alarms import new_alarms
-from widemargin.training.run_folder import METRICS, Line
+from widemargin.training.run_folder import Line
 from widemargin.training.setup import Splits, load_splits
 from widemargin.training.trainer import RunResult, train
 from widemargin.training.watch import MEASURED, batch_size, first_samples, training_points

@@ -33,6 +33,8 @@ from widemargin.config.toml import to_dict, with_overrides
 from widemargin.core.files import folder_lock
 from widemargin.errors import InputError
 
+SWEEP, POINTS = "sweep.json", "points"
+"""The scores of a sweep, and the folder of its runs."""
 Point = dict[str, str]
 
 
@@ -62,7 +64,7 @@ class Sweep:
 
     def folder(self, point: Point) -> Path:
         """The run folder of one point."""
-        return self.out / "points" / words(point).replace("/", "-")
+        return self.out / POINTS / words(point).replace("/", "-")
 
 
 def words(point: Point) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import visible
 from widemargin.errors import InputError
-from widemargin.report.compare import Reference, results
+from widemargin.report.compare import Reference
 from widemargin.report.findings import Findings, search
 from widemargin.report.page import Page, build_page, html
-from widemargin.report.tables import latex, markdown, plain_text, tidy_csv
+from widemargin.report.results import numbers_table, results
+from widemargin.report.tables import plain_text
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def write_report(
     texts = {
         ".html": html(content, date=datetime.date.today().isoformat(), version=version),
         ".md": as_markdown(content),
-        ".csv": tidy_csv(tables, found.evaluations),
+        ".csv": numbers_table(tables, found.evaluations).csv(),
         ".tex": as_latex(content),
     }
     make_folder(target.parent)
@@ -64,7 +65,7 @@ def as_markdown(content: Page) -> str:
     for section in content.sections:
         body = [f"{plain_text(line)}\n" for line in section.lines]
         for table in section.tables:
-            body += [f"### {plain_text(table.title)}\n"] * (table.title != section.title) + [markdown(table)]
+            body += [f"### {plain_text(table.title)}\n"] * (table.title != section.title) + [table.markdown()]
         if section.commands:
             body.append(_fenced("\n".join(section.commands)))
         if body:
@@ -80,5 +81,5 @@ def _fenced(text: str) -> str:
 
 def as_latex(content: Page) -> str:
     """The tables of the page as LaTeX."""
-    tables = [latex(table) for section in content.sections for table in section.tables]
+    tables = [table.latex() for section in content.sections for table in section.tables]
     return "% \\usepackage{booktabs}\n\n" + "\n".join(tables)

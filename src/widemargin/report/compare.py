@@ -1,16 +1,9 @@
-"""Our numbers beside the published ones: mean over seeds, the paper's, the difference.
+"""Our numbers beside the published ones: what may be compared, and what must be said with it.
 
-What a named run is held against: its recipe's settings and the published numbers, handed in by the caller.
-
-In which settings a run differs from its recipe, written as the ``--set`` options that make the difference.
-
-What a reader must know before comparing a row: unfinished, on few images, unlike its recipe, of another size.
-
-The columns of the results: an attack at one size, or a margin in one norm.
-
-The results: a row for each evaluation (or run that has none yet), a column for each measure, the paper beside.
-
-What a later judgment of a job found, in one line: distances, accuracy over eps, or AutoAttack at another eps.
+A run, or an evaluation, goes by the name of a recipe. The recipe's settings and published numbers come from the caller
+as a ``Reference``: reports know no recipes. Numbers stand beside each other where they are of the same thing (data,
+norm, eps, step size) and the run is not much smaller than its recipe; how it differs is written as the ``--set``
+options that make the difference.
 """
 
 import copy
@@ -19,19 +12,19 @@ import math
 import re
 import statistics
 import tomllib
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
 from typing import Any
 
 from widemargin.core.records import shortened
 from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
-from widemargin.evaluation.folder import Evaluation, Radius
-from widemargin.report.findings import Findings, Run, owners_of, unique
+from widemargin.evaluation.folder import Evaluation
+from widemargin.report.findings import Run
+from widemargin.report.tables import markdown_lines
 
 Result = Mapping[str, Any]
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -92,28 +85,25 @@ def _ours(column: str, result: Result) -> float | None:
 def markdown(title: str, columns: Sequence[str], rows: Sequence[tuple[str, dict[str, Cell]]], note: str = "") -> str:
     """The comparison as a Markdown table."""
     lines = [f"## {title}", "", "ours / paper (difference)" + (f". {note}" if note else ""), ""]
-    lines += [f"| row | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
-    lines += [f"| {name} | {' | '.join(cells[column].text() for column in columns)} |" for name, cells in rows]
+    cells = ([name, *(found[column].text() for column in columns)] for name, found in rows)
+    lines += markdown_lines(["row", *columns], cells, align=["---"] * (1 + len(columns)))
     return "\n".join(lines) + "\n"
-
-
-Table = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
     """One recipe: ``settings`` as in ``config.toml``, ``results`` by column (percent; margins as mean and std)."""
 
-    settings: Table
+    settings: Settings
     results: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     """Where the numbers stand, such as "table 3, AT+EMR"."""
     note: str = ""
 
     @property
-    def plan(self) -> Table:
+    def plan(self) -> Settings:
         """How the recipe is judged."""
-        plan: Table = self.settings.get("evaluation", {})
+        plan: Settings = self.settings.get("evaluation", {})
         return plan
 
     def number(self, column: str) -> float | None:
@@ -153,15 +143,15 @@ def as_number(value: Any) -> float | None:
         return None
 
 
-ChangesTable = Mapping[str, Any]
+References = Mapping[str, Reference]
 
 
-def changes(settings: ChangesTable, recipe: ChangesTable) -> list[str]:
+def changes(settings: Settings, recipe: Settings) -> list[str]:
     """``["epochs=3", "model.hidden=[64]"]``: what turns the recipe into these settings."""
     return _changes(settings, {key: value for key, value in recipe.items() if key != "name"}, "")
 
 
-def _changes(ours: ChangesTable, theirs: ChangesTable, prefix: str) -> list[str]:
+def _changes(ours: Settings, theirs: Settings, prefix: str) -> list[str]:
     found = []
     for key in [*theirs, *(key for key in ours if key not in theirs)]:
         mine, other = ours.get(key), theirs.get(key)
@@ -193,7 +183,7 @@ def _key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
 
 
-def lead_to(overrides: list[str], recipe: ChangesTable, settings: ChangesTable) -> bool:
+def lead_to(overrides: list[str], recipe: Settings, settings: Settings) -> bool:
     """Whether the recipe with these overrides is the run indeed."""
     table = copy.deepcopy(dict(recipe))
     for override in overrides:
@@ -337,58 +327,7 @@ _NAMES = {
     "fab-t": "FAB-T",
     "square": "Square",
 }
-_ORDER = ("clean", "fgsm", "pgd", "", "autoattack", ROBUST, MARGIN, MARGIN_TRAIN)
 _NORMS = {"linf": "L∞", "l2": "L2"}
-
-
-@dataclass(frozen=True)
-class Measure:
-    """One column."""
-
-    attack: str
-    radius: Radius | None = None
-    norm: str = ""
-
-    @property
-    def is_margin(self) -> bool:
-        """Whether it is a distance and not an accuracy."""
-        return self.attack in (MARGIN, MARGIN_TRAIN)
-
-    @property
-    def title(self) -> str:
-        """The head of the column."""
-        return attack_title(self.attack)
-
-    @property
-    def detail(self) -> str:
-        """The unit: the norm and size of the attack, or the norm of the margin."""
-        if self.is_margin:
-            return norm_title(self.norm)
-        if self.radius is not None:
-            return f"%, {norm_title(self.norm)} {self.radius.written}"
-        return "%"
-
-    @property
-    def key(self) -> str:
-        """A name for machines."""
-        return f"{self.attack}_{self.norm}" if self.is_margin else self.attack
-
-    def number(self, value: float | None, *, signed: bool = False) -> str:
-        """A value of this measure as it is printed everywhere."""
-        if value is None:
-            return ""
-        places = margin_places(self.norm) if self.is_margin else 2
-        return f"{value:+.{places}f}" if signed else f"{value:.{places}f}"
-
-
-def margin_places(norm: str) -> int:
-    """How many decimals a margin needs: those in linf are some hundredths."""
-    return 4 if norm == "linf" else 3
-
-
-def clean() -> Measure:
-    """Accuracy without an attack."""
-    return Measure("clean")
 
 
 def attack_title(name: str) -> str:
@@ -410,188 +349,9 @@ def norm_title(norm: str) -> str:
     return _NORMS.get(norm, norm)
 
 
-def in_order(measures: Iterable[Measure]) -> list[Measure]:
-    """Every measure once, weak attacks first, small eps first."""
-    return sorted(dict.fromkeys(measures), key=_place)
-
-
-def _place(measure: Measure) -> tuple[int, int, str, str, float]:
-    steps = re.fullmatch(r"pgd(\d+)", measure.attack)
-    family = "pgd" if steps else measure.attack if measure.attack in _ORDER else ""
-    size = measure.radius.value if measure.radius else 0.0
-    return _ORDER.index(family), int(steps[1]) if steps else 0, measure.attack, measure.norm, size
-
-
-References = Mapping[str, Reference]
-_MARGINS = {"correct": MARGIN, "train": MARGIN_TRAIN}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of the table; ``notes`` are what a reader must know before comparing it."""
-
-    label: str
-    kind: str
-    data: str
-    cells: Mapping[Measure, Cell]
-    notes: Sequence[str] = ()
-    source: str = ""
-    images: int | None = None
-    """How many were judged, where that is known."""
-
-
-@dataclass(frozen=True)
-class Results:
-    """The table of one data set: numbers on different data do not stand in one column."""
-
-    data: str
-    measures: Sequence[Measure]
-    rows: Sequence[Row]
-
-    @property
-    def compared(self) -> bool:
-        """Whether any published number is in it."""
-        return any(cell.paper is not None for row in self.rows for cell in row.cells.values())
-
-
-def results(found: Findings, references: References) -> list[Results]:
-    """For each data set: rows of evaluations, means over seeds, then runs that nobody has evaluated."""
-    owners = owners_of(found.evaluations, found.runs)
-    pairs = list(zip(found.evaluations, owners, strict=True))
-    shown = [(e, run) for e, run in pairs if run is None or not e.has_nothing_yet]
-    rows = [_of_evaluation(evaluation, run, references) for evaluation, run in shown]
-    rows += _means(shown, rows)
-    judged = {run.folder for _, run in shown if run is not None}
-    begun = {run.folder for run in owners if run is not None}
-    rows += [_of_run(r, references, begun=r.folder in begun) for r in found.runs if r.folder not in judged]
-    tables: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        tables[row.data].append(row)
-    return [_table(data, members) for data, members in tables.items()]
-
-
-def _table(data: str, rows: Sequence[Row]) -> Results:
-    return Results(data, in_order(measure for row in rows for measure in row.cells), rows)
-
-
-def _of_evaluation(evaluation: Evaluation, run: Run | None, references: References) -> Row:
-    reference = references.get(evaluation.name or "")
-    compared = None if reference is None or why_not_compared(evaluation, run, reference) else reference
-    step = evaluation.step_size
-    cells = {measure: _cell(measure, value, None, compared, step) for measure, value in _attacked(evaluation).items()}
-    for margins in evaluation.margins:
-        if margins.of in _MARGINS and margins.mean is not None:
-            measure = Measure(_MARGINS[margins.of], norm=margins.norm)
-            cells[measure] = _cell(measure, margins.mean, margins.std, compared)
-    return Row(
-        label=evaluation.label,
-        kind=f"quick {evaluation.kind}" if evaluation.quick else evaluation.kind,
-        images=evaluation.count,
-        data=evaluation.data,
-        cells=cells,
-        notes=notes_of_evaluation(evaluation, run, reference),
-        source=reference.source if reference else "",
-    )
-
-
-def _attacked(evaluation: Evaluation) -> dict[Measure, float]:
-    """Accuracies by measure; the parts of AutoAttack have a section of their own."""
-    found = {}
-    for name, value in evaluation.accuracy.items():
-        attack, radius = evaluation.radius_of(name)
-        if "/" not in attack:
-            found[Measure(attack, radius, evaluation.norm) if attack != "clean" else clean()] = value
-    return found
-
-
-def _cell(
-    measure: Measure, value: float, spread: float | None, reference: Reference | None, step: float | None = None
-) -> Cell:
-    return Cell(ours=value, spread=spread, paper=None if reference is None else published(measure, reference, step))
-
-
-def published(measure: Measure, reference: Reference, step: float | None) -> float | None:
-    """The paper's number for a measure, where it is of the same thing; ``step`` is that of PGD."""
-    if measure.attack in (MARGIN, MARGIN_TRAIN):
-        column = "margin_train" if measure.attack == MARGIN_TRAIN else "margin_test"
-        return reference.number(column) if measure.norm == "l2" else None
-    if measure.attack == "clean":
-        return reference.number("clean")
-    if measure.radius is None or measure.attack == ROBUST:
-        return None
-    return reference.attacked(measure.attack, norm=measure.norm, eps=measure.radius.value, step=step)
-
-
-def _of_run(run: Run, references: References, *, begun: bool) -> Row:
-    reference = references.get(run.name)
-    last: dict[Measure, float] = {}
-    for key, measure in (("test_clean", clean()), ("test_robust", Measure(ROBUST))):
-        curve = run.curve(key)
-        if curve:
-            last[measure] = curve[-1][1]
-    less = "" if reference is None else trained_less({**run.config, "epochs": run.done}, reference)
-    compared = None if less else reference
-    cells = {measure: _cell(measure, value, None, compared) for measure, value in last.items()}
-    why = "no image is judged yet" if begun else "not evaluated"
-    notes = [f"{why}: as watched in training", *state(run), *differences(run.config, reference)]
-    notes += [f"{less}, so it is not compared with the paper"] if less and cells else []
-    return Row(
-        label=run.label,
-        kind="run",
-        data=run.data,
-        cells=cells,
-        notes=notes,
-        source=reference.source if reference and cells else "",
-    )
-
-
-def _means(pairs: Sequence[tuple[Evaluation, Run | None]], rows: Sequence[Row]) -> list[Row]:
-    """A row for each recipe reproduced with several seeds, or run with seeds that are all it differs in."""
-    groups: dict[str, dict[object, tuple[Evaluation, Row]]] = {}
-    for (evaluation, run), row in zip(pairs, rows, strict=True):
-        settings = settings_of(evaluation, run)
-        if evaluation.kind == "reproduction":
-            groups.setdefault(f"{evaluation.quick} {evaluation.name}", {})[evaluation.folder] = evaluation, row
-        elif evaluation.name and settings and evaluation.finished and not evaluation.quick:
-            groups.setdefault(_but_for_the_seed(evaluation, settings), {})[str(settings.get("seed", 0))] = (
-                evaluation,
-                row,
-            )
-    found = [list(members.values()) for members in groups.values() if len(members) > 1]
-    names = [f"{members[0][0].name}, mean of {len(members)} seeds" for members in found]
-    labels = unique(names, [_hints(members[0][0]) for members in found])
-    return [_mean(label, [row for _, row in members]) for label, members in zip(labels, found, strict=True)]
-
-
-def _but_for_the_seed(evaluation: Evaluation, settings: Mapping[str, object]) -> str:
-    """Everything that two evaluations of the same thing have in common."""
-    trained = {key: value for key, value in settings.items() if key != "seed"}
-    radii = [radius.value for radius in evaluation.eps]
-    how = (evaluation.attacks, evaluation.norm, radii, evaluation.step_size, evaluation.search, evaluation.weights)
-    on = (evaluation.name, evaluation.data, evaluation.split, evaluation.count)
-    return json.dumps([trained, how, on], sort_keys=True, default=str)
-
-
-def _hints(evaluation: Evaluation) -> list[str]:
-    """What tells the means of a recipe apart."""
-    return [evaluation.norm, f"eps {', '.join(radius.written for radius in evaluation.eps)}", str(evaluation.folder)]
-
-
-def _mean(label: str, rows: Sequence[Row]) -> Row:
-    cells = {}
-    for measure in in_order(measure for row in rows for measure in row.cells):
-        values = [cell.ours for row in rows if (cell := row.cells.get(measure)) and cell.ours is not None]
-        paper = next((row.cells[measure].paper for row in rows if measure in row.cells), None)
-        cells[measure] = Cell(ours=fmean(values), spread=stdev(values) if len(values) > 1 else None, paper=paper)
-    return Row(
-        label=label,
-        kind="quick mean" if rows[0].kind.startswith("quick") else "mean",
-        data=rows[0].data,
-        images=rows[0].images if len({row.images for row in rows}) == 1 else None,
-        cells=cells,
-        notes=["± over seeds", *(note for note in rows[0].notes if all(note in row.notes for row in rows))],
-        source=rows[0].source,
-    )
+def margin_places(norm: str) -> int:
+    """How many decimals a margin needs: those in linf are some hundredths."""
+    return 4 if norm == "linf" else 3
 
 
 def followup_line(report: Mapping[str, Any]) -> str:

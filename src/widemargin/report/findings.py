@@ -1,27 +1,11 @@
-"""What a report reads: run folders, evaluations, sweeps and reproduced rows, found by searching folders.
+"""What a report shows: run folders, evaluations, sweeps and reproduced rows, found by searching folders.
 
-``result.json`` of ``widemargin reproduce``: a row of a table, trained and judged, as an evaluation.
-
-The folder of a job of ``widemargin reproduce``: what its ``result.json`` says holds for every evaluation inside.
-
-The evaluation that the job's numbers are from, and what AutoAttack found later of the same images, are the job's own
-row; they are not shown a second time.
-
-A checkpoint, of which a report needs its checksum alone: it tells these weights from all others.
-
-A report reads files and nothing of the package that trains; ``checkpoints.read_checksum`` must say the same.
-
-A run folder: what was asked for (``config.toml``) and what each epoch measured (``metrics.jsonl``).
-
-A name on the page for everything: short, unique, and the same for a run and its one evaluation.
-
-``sweep.json``: a grid of settings and the score of each point that is done.
-
-Search folders for everything a report can show.
+Each is read as far as it was written, with the names of whoever wrote it. A file that cannot be shown is one line of
+``Findings.faults``, and the rest is shown. Everything gets a label, its name on the page: short, unique, and the same
+for a run and its one evaluation.
 """
 
 import errno
-import json
 import math
 import os
 import sys
@@ -35,11 +19,11 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+from widemargin.config.checkpoint import BEST, CONFIG, LAST, METRICS, read_checksum
 from widemargin.core.records import (
     ENTRIES,
     LARGEST,
     MIB,
-    TEXT,
     Fields,
     Lines,
     attempted,
@@ -60,8 +44,9 @@ from widemargin.evaluation.folder import (
     read_evaluation,
     read_unfinished,
 )
+from widemargin.jobs.job import RESULT
+from widemargin.jobs.sweep import POINTS, SWEEP
 
-RESULT = "result.json"
 AGAIN = "remove it, and the same widemargin reproduce judges the job again"
 NORM = "l2"
 """Of the margins in the paper's tables."""
@@ -183,21 +168,6 @@ def _told(evaluation: Evaluation, jobs: Jobs) -> Evaluation:
     return evaluation if job is None else replace(evaluation, quick=job.quick, config=evaluation.config or job.config)
 
 
-METADATA, CHECKSUM = "widemargin", "checksum"
-
-
-def read_checksum(path: Path) -> str:
-    """As the header has it, without a look at the weights; empty where there is none to be read."""
-    try:
-        with path.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length)) if length <= TEXT else {}
-        return str(json.loads(header["__metadata__"][METADATA])[CHECKSUM])
-    except (OSError, KeyError, TypeError, ValueError, RecursionError):
-        return ""
-
-
-CONFIG, METRICS = "config.toml", "metrics.jsonl"
 ALARMS = 10_000
 Epoch = Mapping[str, float]
 
@@ -257,11 +227,11 @@ class Run:
     @property
     def checkpoints(self) -> list[str]:
         """Which weights are kept."""
-        return [kept for kept in ("best", "last") if (self.folder / f"{kept}.safetensors").is_file()]
+        return [Path(name).stem for name in (BEST, LAST) if (self.folder / name).is_file()]
 
     def checksums(self) -> list[str]:
         """Those that the checkpoints kept carry; read from the disk each time."""
-        found = [read_checksum(self.folder / f"{kept}.safetensors") for kept in self.checkpoints]
+        found = (read_checksum(self.folder / name) for name in (BEST, LAST))
         return [checksum for checksum in found if checksum]
 
     def curve(self, key: str) -> list[tuple[float, float]]:
@@ -472,7 +442,6 @@ def _tails(folder: Path) -> list[str]:
     return ["/".join(parts[-length:]).replace("//", "/") for length in range(1, len(parts) + 1)]
 
 
-SWEEP, POINTS = "sweep.json", "points"
 SETTINGS = 50
 """A grid over more settings is none that anybody swept."""
 

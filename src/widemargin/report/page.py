@@ -28,80 +28,71 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
+from widemargin.config.checkpoint import CONFIG
 from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
 from widemargin.evaluation.folder import Bytes, Evaluation, Gallery, Radius
 from widemargin.report.charts import stacked
-from widemargin.report.compare import (
-    Cell,
-    Measure,
-    Reference,
-    References,
-    Results,
-    Row,
-    attack_title,
-    changes,
-    lead_to,
-    norm_title,
-)
-from widemargin.report.findings import CONFIG, Findings, Run, Sweep
+from widemargin.report.compare import Cell, References, attack_title, changes, lead_to, norm_title
+from widemargin.report.findings import Findings, Run, Sweep
+from widemargin.report.results import Measure, Results, Row
 from widemargin.report.sections import (
     Figure,
     Section,
     counted,
-    distance,
+    distance_section,
     duration,
-    eps_curves,
+    eps_section,
     first,
     listed,
     margins_section,
-    sweeps,
-    training,
+    sweeps_section,
+    training_section,
 )
 from widemargin.report.svg import Text, color_class, legend, minus
-from widemargin.report.tables import Entry, Head, TextTable
+from widemargin.report.tables import Entry, Head, Table
 from widemargin.training.alarms import meaning_of
 from widemargin.types import Alarm
 
-Rung = Sequence[tuple[str, Alarm]]
+OwnedAlarms = Sequence[tuple[str, Alarm]]
 """Alarms, each with whose it is."""
 
 
-def alarms(found: Findings) -> Section | None:
+def alarms_section(found: Findings) -> Section | None:
     """Every alarm of every evaluation, or that there is none; those of training; then the evaluations' notes."""
     checked = [evaluation for evaluation in found.evaluations if evaluation.alarms is not None]
     warned = [run for run in found.runs if run.alarms]
     if not found.evaluations and not warned:
         return None
-    rung = [(evaluation.label, alarm) for evaluation in checked for alarm in evaluation.alarms or ()]
+    raised = [(evaluation.label, alarm) for evaluation in checked for alarm in evaluation.alarms or ()]
     unchecked = [evaluation.label for evaluation in found.evaluations if evaluation.alarms is None]
-    lines = [f"No alarms in {counted(len(checked), 'evaluation')}."] if checked and not rung else []
+    lines = [f"No alarms in {counted(len(checked), 'evaluation')}."] if checked and not raised else []
     if unchecked:
         lines.append(f"Not checked for alarms: {listed(unchecked)}.")
     lines += [f"{evaluation.label}: {note}" for evaluation in found.evaluations for note in evaluation.notes]
-    tables = [_table(rung)] if rung else []
-    tables += [_training_table(warned)] if warned else []
-    more = {"alarms": [*rung, *_gathered(warned)]}
+    tables = [_alarm_table(raised)] if raised else []
+    tables += [_training_alarm_table(warned)] if warned else []
+    more = {"alarms": [*raised, *_training_alarms(warned)]}
     return Section(id="alarms", title="Alarms", lines=lines, tables=tables, template="alarms.html", more=more)
 
 
-def _table(rung: Rung) -> TextTable:
+def _alarm_table(raised: OwnedAlarms) -> Table:
     heads = [Head("Evaluation"), Head("Alarm"), Head("What was seen"), Head("What it suggests")]
-    rows = [(Entry(label), [Entry(a.name), Entry(a.message), Entry(a.suggestion)]) for label, a in rung]
-    return TextTable(title="Alarms", heads=heads, rows=rows, words=True)
+    rows = [(Entry(label), [Entry(a.name), Entry(a.message), Entry(a.suggestion)]) for label, a in raised]
+    return Table(title="Alarms", heads=heads, rows=rows, words=True)
 
 
-def _training_table(runs: Sequence[Run]) -> TextTable:
+def _training_alarm_table(runs: Sequence[Run]) -> Table:
     heads = [Head("Run"), Head("Epoch"), Head("Alarm"), Head("What it means"), Head("What it suggests")]
     told = [(run.label, alarm, meaning_of(alarm.name)) for run in runs for alarm in run.alarms]
     rows = [
         (Entry(label), [Entry(str(a.epoch)), Entry(a.name), Entry(m.message), Entry(m.suggestion)])
         for label, a, m in told
     ]
-    return TextTable(title="Alarms in training", heads=heads, rows=rows, words=True)
+    return Table(title="Alarms in training", heads=heads, rows=rows, words=True)
 
 
-def _gathered(runs: Sequence[Run]) -> Rung:
+def _training_alarms(runs: Sequence[Run]) -> OwnedAlarms:
     """Each alarm of training once, with the runs and the epochs that raised it."""
     whose: dict[str, list[str]] = {}
     for run in runs:
@@ -119,7 +110,7 @@ MOST = 100
 """A table of more columns is none that anybody reads."""
 
 
-def facts(found: Findings) -> Section | None:
+def facts_section(found: Findings) -> Section | None:
     """A column for each evaluation; facts that nobody states are left out."""
     if not found.evaluations:
         return None
@@ -128,7 +119,7 @@ def facts(found: Findings) -> Section | None:
     rows = [(Entry(name), [Entry(fact(e) or "-") for e in shown]) for name, fact in FACTS.items()]
     stated = [(name, entries) for name, entries in rows if any(entry.text != "-" for entry in entries)]
     heads = [Head("Fact"), *(Head(evaluation.label) for evaluation in shown)]
-    table = TextTable(title="What was evaluated, and how", heads=heads, rows=stated, words=True)
+    table = Table(title="What was evaluated, and how", heads=heads, rows=stated, words=True)
     return Section(id="facts", title="What was evaluated, and how", lines=lines, tables=[table])
 
 
@@ -189,10 +180,7 @@ FACTS: dict[str, Fact] = {
 }
 
 
-CommandReferences = Mapping[str, Reference]
-
-
-def commands(found: Findings, references: CommandReferences, folders: Sequence[Path], out: Path) -> Section:
+def commands_section(found: Findings, references: References, folders: Sequence[Path], out: Path) -> Section:
     """Train, sweep, evaluate, report."""
     typed: list[list[str]] = [train_command(run, references) for run in found.runs]
     typed += [sweep_command(sweep, references) for sweep in found.sweeps]
@@ -210,7 +198,7 @@ def commands(found: Findings, references: CommandReferences, folders: Sequence[P
     )
 
 
-def train_command(run: Run, references: CommandReferences) -> list[str]:
+def train_command(run: Run, references: References) -> list[str]:
     """The recipe with its changes, or the run's own configuration file where that cannot be said."""
     out = ["--out", str(run.folder)]
     settings = _settings(run.name, run.config, references)
@@ -219,7 +207,7 @@ def train_command(run: Run, references: CommandReferences) -> list[str]:
     return ["widemargin", "train", run.name, *settings, *out]
 
 
-def _settings(name: str, config: Mapping[str, Any], references: CommandReferences) -> list[str] | None:
+def _settings(name: str, config: Mapping[str, Any], references: References) -> list[str] | None:
     reference = references.get(name)
     if reference is None or not config:
         return None
@@ -229,7 +217,7 @@ def _settings(name: str, config: Mapping[str, Any], references: CommandReference
     return [word for override in overrides for word in ("--set", override)]
 
 
-def sweep_command(sweep: Sweep, references: CommandReferences) -> list[str]:
+def sweep_command(sweep: Sweep, references: References) -> list[str]:
     """The grid over the recipe; what all its points changed is read off one of them."""
     grid = [word for key, values in sweep.grid.items() for word in ("--grid", f"{key}={','.join(values)}")]
     settings = _settings(sweep.recipe, sweep.config, references) or []
@@ -282,21 +270,21 @@ def _from_command_line(evaluation: Evaluation) -> bool:
 
 def results_section(found: Sequence[Results]) -> Section | None:
     """A table for each data set; without any number there is none."""
-    tables = [_results_table_table(results, alone=len(found) == 1) for results in found if results.measures]
+    tables = [_results_table(results, alone=len(found) == 1) for results in found if results.measures]
     return Section(id="results", title="Results", tables=tables) if tables else None
 
 
-def _results_table_table(found: Results, *, alone: bool) -> TextTable:
+def _results_table(found: Results, *, alone: bool) -> Table:
     notes = [f"{row.label}: {'; '.join(row.notes)}." for row in found.rows if row.notes]
-    return TextTable(
+    return Table(
         title="Results" if alone else f"On {found.data or 'unnamed data'}",
         heads=[Head("Run"), *(Head(measure.title, measure.detail) for measure in found.measures)],
-        rows=[(_name(row), [entry(m, row.cells.get(m)) for m in found.measures]) for row in found.rows],
-        notes=[*_legend(found), *notes],
+        rows=[(_row_name(row), [_number_entry(m, row.cells.get(m)) for m in found.measures]) for row in found.rows],
+        notes=[*_results_notes(found), *notes],
     )
 
 
-def entry(measure: Measure, cell: Cell | None) -> Entry:
+def _number_entry(measure: Measure, cell: Cell | None) -> Entry:
     """One number as it is printed everywhere."""
     if cell is None or cell.ours is None:
         return Entry("-")
@@ -307,12 +295,12 @@ def entry(measure: Measure, cell: Cell | None) -> Entry:
     return Entry(measure.number(cell.ours) + spread, (f"paper {measure.number(cell.paper)}", difference))
 
 
-def _name(row: Row) -> Entry:
+def _row_name(row: Row) -> Entry:
     compared = any(cell.paper is not None for cell in row.cells.values())
     return Entry(row.label, f"paper: {row.source}" if row.source and compared else ())
 
 
-def _legend(found: Results) -> list[str]:
+def _results_notes(found: Results) -> list[str]:
     notes = ["Accuracy in percent."]
     if found.compared:
         notes.append("Below a number: the published one of the recipe of that name, and ours minus it.")
@@ -333,7 +321,7 @@ class Breakdown:
     parts: tuple[tuple[str, int], ...]
 
 
-def breakdown(found: Findings) -> Section | None:
+def autoattack_section(found: Findings) -> Section | None:
     """Bars and counts for each evaluation with AutoAttack."""
     rows = [row for evaluation in found.evaluations for row in breakdowns(evaluation)]
     if not rows:
@@ -341,12 +329,12 @@ def breakdown(found: Findings) -> Section | None:
     drawn, left_out = first(rows)
     names = list(dict.fromkeys(name for row in rows for name, _ in row.parts if name not in (WRONG, ROBUST)))
     styles = {WRONG: "part-wrong", ROBUST: "part-right"} | {n: f"part-{i % 4}" for i, n in enumerate(names)}
-    described = "; ".join(f"{row.label}: {_said(row.parts)}" for row in drawn)
+    described = "; ".join(f"{row.label}: {_in_words(row.parts)}" for row in drawn)
     text = Text(id="breakdown", title="What AutoAttack's parts broke", description=described, x="", y="")
     bars = [(row.label, [(attack_title(name), styles[name], count) for name, count in row.parts]) for row in drawn]
     figure = Figure(picture=stacked(text, bars), title=text.title, caption="Each bar is all images of one evaluation.")
     order = [WRONG, *names, ROBUST]
-    table = TextTable(
+    table = Table(
         title="Images broken by each part of AutoAttack",
         heads=[Head("Evaluation"), *(Head(attack_title(name)) for name in order)],
         rows=[(Entry(row.label), [_count(dict(row.parts).get(name)) for name in order]) for row in rows],
@@ -409,7 +397,7 @@ def _from_examples(evaluation: Evaluation, suffix: str) -> list[tuple[str, int]]
     return list(Counter(name for name in breakers if name).items())
 
 
-def _said(parts: Iterable[tuple[str, int]]) -> str:
+def _in_words(parts: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{attack_title(name)} {count:,}" for name, count in parts)
 
 
@@ -438,7 +426,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class GalleryImage:
+class ShownGallery:
     """The gallery of one evaluation."""
 
     label: str
@@ -446,7 +434,7 @@ class GalleryImage:
     examples: list[Example]
 
 
-def gallery(found: Findings) -> Section | None:
+def gallery_section(found: Findings) -> Section | None:
     """A gallery for each evaluation that kept images."""
     kept, left_out = first([e for e in found.evaluations if e.gallery is not None and len(e.gallery.images)])
     if not kept:
@@ -456,20 +444,20 @@ def gallery(found: Findings) -> Section | None:
         title="Examples and their adversarial twins",
         lines=left_out,
         template="gallery.html",
-        more={"galleries": [_shown(e.label, e.gallery) for e in kept if e.gallery is not None]},
+        more={"galleries": [_gallery_of(e.label, e.gallery) for e in kept if e.gallery is not None]},
     )
 
 
-def _shown(label: str, found: Gallery) -> GalleryImage:
+def _gallery_of(label: str, found: Gallery) -> ShownGallery:
     differences = found.adversarial.astype(np.int16) - found.images.astype(np.int16)
     gain = max(1, (GRAY - 1) // max(1, int(np.abs(differences).max())))
     amplified = np.clip(GRAY + gain * differences, 0, 255).astype(np.uint8)
     examples = [_example(found, amplified[number], gain, number) for number in range(len(found.images))]
     amplification = f"amplified {gain} times around gray" if gain > 1 else "shown around gray, as large as it is"
-    return GalleryImage(label, f"{_attacked(found.attack)}The difference is {amplification}.", examples)
+    return ShownGallery(label, f"{_attack_in_words(found.attack)}The difference is {amplification}.", examples)
 
 
-def _attacked(name: str) -> str:
+def _attack_in_words(name: str) -> str:
     """With what, and at which of several eps ("pgd20@8/255")."""
     attack, _, eps = name.partition("@")
     where = f" at eps {eps}" if eps else ""
@@ -529,18 +517,18 @@ def build_page(
 ) -> Page:
     """Put the page together; sections without data are left out."""
     sections = [
-        not_shown(found),
-        alarms(found),
+        faults_section(found),
+        alarms_section(found),
         results_section(tables),
-        breakdown(found),
-        eps_curves(found),
+        autoattack_section(found),
+        eps_section(found),
         margins_section(found),
-        distance(found),
-        training(found),
-        sweeps(found),
-        gallery(found),
-        facts(found),
-        commands(found, references, folders, out),
+        distance_section(found),
+        training_section(found),
+        sweeps_section(found),
+        gallery_section(found),
+        facts_section(found),
+        commands_section(found, references, folders, out),
     ]
     return Page(
         title=title or _title(found),
@@ -569,7 +557,7 @@ def _summary(found: Findings, folders: Sequence[Path]) -> str:
     return f"{listed(parts)}{unfinished}, from {listed([str(folder) for folder in folders])}."
 
 
-def not_shown(found: Findings) -> Section | None:
+def faults_section(found: Findings) -> Section | None:
     """The files that could not be shown, and why."""
     if not found.faults:
         return None

@@ -23,7 +23,7 @@ from widemargin.report.charts import MOST_POINTS, Sample, histogram, line_chart,
 from widemargin.report.compare import attack_title, margin_places, norm_title
 from widemargin.report.findings import Epoch, Findings, Run, Sweep
 from widemargin.report.svg import Series, Text, Tick, minus
-from widemargin.report.tables import Entry, Head, TextTable
+from widemargin.report.tables import Entry, Head, Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Section:
     lines: Sequence[str] = ()
     legend: Sequence[tuple[str, int]] = ()
     figures: Sequence[Figure] = ()
-    tables: Sequence[TextTable] = ()
+    tables: Sequence[Table] = ()
     commands: Sequence[str] = ()
     template: str = "plain.html"
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -101,7 +101,7 @@ PANELS = (
 )
 
 
-def training(found: Findings) -> Section | None:
+def training_section(found: Findings) -> Section | None:
     """A chart for each thing that any run measured."""
     if not found.runs:
         return None
@@ -111,13 +111,13 @@ def training(found: Findings) -> Section | None:
         title="Training",
         lines=lines,
         legend=[(run.label, found.color(run.label)) for run in shown],
-        figures=[figure for panel in PANELS if (figure := _figure(panel, shown, found)) is not None],
-        tables=[_table(found.runs)],
+        figures=[figure for panel in PANELS if (figure := _training_figure(panel, shown, found)) is not None],
+        tables=[_run_table(found.runs)],
     )
 
 
-def _figure(panel: Panel, runs: Sequence[Run], found: Findings) -> Figure | None:
-    series = [_series(panel, run, found.color(run.label)) for run in runs if run.curve(panel.key)]
+def _training_figure(panel: Panel, runs: Sequence[Run], found: Findings) -> Figure | None:
+    series = [_training_series(panel, run, found.color(run.label)) for run in runs if run.curve(panel.key)]
     if not series:
         return None
     said = "; ".join(f"{s.label}: {s.points[-1][1]:.4g} at epoch {s.points[-1][0]:g}" for s in series)
@@ -126,7 +126,7 @@ def _figure(panel: Panel, runs: Sequence[Run], found: Findings) -> Figure | None
     return Figure(picture=line_chart(text, series, percent=panel.percent), title=panel.title, caption=caption)
 
 
-def _series(panel: Panel, run: Run, color: int) -> Series:
+def _training_series(panel: Panel, run: Run, color: int) -> Series:
     measured = thinned([epoch for epoch in run.epochs if panel.key in epoch])
     whole = bool(panel.spread) and all(panel.spread in epoch for epoch in measured)
     return Series(
@@ -143,24 +143,24 @@ def thinned(epochs: Sequence[Epoch]) -> Sequence[Epoch]:
     return epochs if step <= 1 else [*epochs[:-1:step], epochs[-1]]
 
 
-def _table(runs: Sequence[Run]) -> TextTable:
+def _run_table(runs: Sequence[Run]) -> Table:
     heads = [Head("Run"), *map(Head, ("Epochs", "State", "Loss", "Time", "Weights kept"))]
-    return TextTable(title="Runs", heads=heads, rows=[(Entry(run.label, str(run.folder)), _row(run)) for run in runs])
+    return Table(title="Runs", heads=heads, rows=[(Entry(run.label, str(run.folder)), _run_row(run)) for run in runs])
 
 
-def _row(run: Run) -> list[Entry]:
+def _run_row(run: Run) -> list[Entry]:
     planned = "" if run.planned is None else f" of {run.planned}"
     loss = run.curve("loss")
     return [
         Entry(f"-{planned}" if run.unread else f"{run.done}{planned}"),
-        Entry(_state(run)),
+        Entry(_run_state(run)),
         Entry(f"{loss[-1][1]:.4g}" if loss else "-"),
         Entry(duration(run.seconds)),
         Entry(", ".join(run.checkpoints) or "-"),
     ]
 
 
-def _state(run: Run) -> str:
+def _run_state(run: Run) -> str:
     if run.finished:
         return "finished"
     if run.unread:
@@ -186,7 +186,7 @@ def margins_section(found: Findings) -> Section | None:
         members = [evaluation for evaluation in shown if evaluation.margin_norm == norm]
         if members:
             figures.append(_margins_figure(len(figures), members, found))
-    rows = [row for evaluation in found.evaluations for row in _rows(evaluation)]
+    rows = [row for evaluation in found.evaluations for row in _margin_rows(evaluation)]
     if not figures and not rows:
         return None
     return Section(
@@ -212,21 +212,21 @@ def _margins_figure(number: int, evaluations: Sequence[Evaluation], found: Findi
     return Figure(picture=histogram(text, samples), title=title, caption="Dashed: the mean over all images.")
 
 
-def _rows(evaluation: Evaluation) -> list[tuple[Evaluation, str, Margins]]:
+def _margin_rows(evaluation: Evaluation) -> list[tuple[Evaluation, str, Margins]]:
     names = {"train": "training, correct"}
     return [(evaluation, names.get(margins.of, margins.of), margins) for margins in evaluation.margins]
 
 
-def _margins_table(rows: Sequence[tuple[Evaluation, str, Margins]]) -> TextTable:
+def _margins_table(rows: Sequence[tuple[Evaluation, str, Margins]]) -> Table:
     quantiles = sorted({key for _, _, margins in rows for key in margins.quantiles}, key=float)
     heads = [Head("Evaluation"), *map(Head, ("Images", "Mean", "Std")), *(Head(_percentile(q)) for q in quantiles)]
-    return TextTable(
+    return Table(
         title="Margins in numbers",
         heads=heads,
         rows=[
             (
                 Entry(evaluation.label, f"{which}, {norm_title(m.norm)}"),
-                _entries(m, quantiles),
+                _margin_entries(m, quantiles),
             )
             for evaluation, which, m in rows
         ],
@@ -234,7 +234,7 @@ def _margins_table(rows: Sequence[tuple[Evaluation, str, Margins]]) -> TextTable
     )
 
 
-def _entries(margins: Margins, quantiles: Sequence[str]) -> list[Entry]:
+def _margin_entries(margins: Margins, quantiles: Sequence[str]) -> list[Entry]:
     values = (margins.mean, margins.std, *(margins.quantiles.get(quantile) for quantile in quantiles))
     places = margin_places(margins.norm)
     numbers = ["-" if value is None else minus(f"{value:.{places}f}") for value in values]
@@ -245,7 +245,7 @@ def _percentile(quantile: str) -> str:
     return f"{100 * float(quantile):g}%"
 
 
-def distance(found: Findings) -> Section | None:
+def distance_section(found: Findings) -> Section | None:
     """A cloud for each evaluation that measured both."""
     shown, left_out = first(
         [e for e in found.evaluations if e.examples is not None and e.examples.margin_and_distance()]
@@ -290,7 +290,7 @@ def _correlation(evaluation: Evaluation) -> str:
     return "" if value is None else f"Rank correlation {value:.3f}."
 
 
-def _distance_table(evaluations: list[Evaluation]) -> TextTable:
+def _distance_table(evaluations: list[Evaluation]) -> Table:
     rows = []
     for evaluation in evaluations:
         if evaluation.distance is not None:
@@ -298,21 +298,21 @@ def _distance_table(evaluations: list[Evaluation]) -> TextTable:
             entries = [Entry("-" if value is None else f"{value:.4g}") for value in numbers]
             rows.append((Entry(evaluation.label), [Entry(f"{evaluation.distance.count:,}"), *entries]))
     heads = [Head("Evaluation"), Head("Images"), Head("Median distance"), Head("Rank correlation with the margin")]
-    return TextTable(title="Distances in numbers", heads=heads, rows=rows)
+    return Table(title="Distances in numbers", heads=heads, rows=rows)
 
 
-Line = tuple[Evaluation, list[tuple[str, float, float]]]
+EpsCurve = tuple[Evaluation, list[tuple[str, float, float]]]
 """An evaluation and its points: eps as written, as a number, accuracy."""
 
 
-def eps_curves(found: Findings) -> Section | None:
+def eps_section(found: Findings) -> Section | None:
     """A figure for each attack and norm that was run at two sizes or more."""
-    groups: dict[tuple[str, str], list[Line]] = {}
+    groups: dict[tuple[str, str], list[EpsCurve]] = {}
     shown, left_out = first([e for e in found.evaluations if any(len(curve) > 1 for curve in e.curves.values())])
     for evaluation in shown:
         for attack, curve in list(evaluation.curves.items())[:MOST]:
             if len(curve) > 1:
-                groups.setdefault((attack, evaluation.norm), []).append((evaluation, _line(evaluation, attack)))
+                groups.setdefault((attack, evaluation.norm), []).append((evaluation, _eps_points(evaluation, attack)))
     if not groups:
         return None
     labels = list(dict.fromkeys(evaluation.label for lines in groups.values() for evaluation, _ in lines))
@@ -321,31 +321,31 @@ def eps_curves(found: Findings) -> Section | None:
         title="Accuracy against the size of the attack",
         lines=left_out,
         legend=[(label, found.color(label)) for label in labels],
-        figures=[_eps_curves_figure(number, key, lines, found) for number, (key, lines) in enumerate(groups.items())],
-        tables=[_eps_curves_table(norm, groups) for norm in dict.fromkeys(norm for _, norm in groups)],
+        figures=[_eps_figure(number, key, lines, found) for number, (key, lines) in enumerate(groups.items())],
+        tables=[_eps_table(norm, groups) for norm in dict.fromkeys(norm for _, norm in groups)],
     )
 
 
-def _line(evaluation: Evaluation, attack: str) -> list[tuple[str, float, float]]:
+def _eps_points(evaluation: Evaluation, attack: str) -> list[tuple[str, float, float]]:
     """The points, from the clean accuracy on."""
     points = [(radius.written, radius.value, accuracy) for radius, accuracy in evaluation.curves[attack]]
     clean = evaluation.accuracy.get("clean")
     return points if clean is None else [("0", 0.0, clean), *points]
 
 
-def _eps_curves_figure(number: int, key: tuple[str, str], lines: Sequence[Line], found: Findings) -> Figure:
+def _eps_figure(number: int, key: tuple[str, str], lines: Sequence[EpsCurve], found: Findings) -> Figure:
     attack, norm = attack_title(key[0]), norm_title(key[1])
     series = [
         Series(label=e.label, color=found.color(e.label), points=[(eps, accuracy) for _, eps, accuracy in points])
         for e, points in lines
     ]
-    described = "; ".join(f"{e.label}: {_said(points)}" for e, points in lines)
+    described = "; ".join(f"{e.label}: {_points_in_words(points)}" for e, points in lines)
     title = f"Accuracy under {attack}, {norm}"
     text = Text(id=f"eps-{number}", title=title, description=described, x=f"eps ({norm})", y="accuracy, %")
-    return Figure(picture=line_chart(text, series, percent=True, zero=True, x_ticks=_ticks(lines)), title=title)
+    return Figure(picture=line_chart(text, series, percent=True, zero=True, x_ticks=_eps_ticks(lines)), title=title)
 
 
-def _ticks(lines: Sequence[Line]) -> list[Tick]:
+def _eps_ticks(lines: Sequence[EpsCurve]) -> list[Tick]:
     """Every eps as it was written, but none so near the last that the words would touch."""
     marked: list[Tick] = []
     values = sorted({(value, written) for _, points in lines for written, value, _ in points})
@@ -356,28 +356,28 @@ def _ticks(lines: Sequence[Line]) -> list[Tick]:
     return marked
 
 
-def _eps_curves_table(norm: str, groups: Mapping[tuple[str, str], Sequence[Line]]) -> TextTable:
+def _eps_table(norm: str, groups: Mapping[tuple[str, str], Sequence[EpsCurve]]) -> Table:
     lines = [(attack, line) for (attack, other), members in groups.items() if other == norm for line in members]
     columns = sorted({(value, written) for _, (_, points) in lines for written, value, _ in points})
-    return TextTable(
+    return Table(
         title=f"Accuracy (%) at each {norm_title(norm)} eps",
-        heads=[Head("Evaluation"), *(Head(written, _number(written, value)) for value, written in columns)],
+        heads=[Head("Evaluation"), *(Head(written, _size_in_decimals(written, value)) for value, written in columns)],
         rows=[
-            (Entry(evaluation.label, attack_title(attack)), [_entry(points, value) for value, _ in columns])
+            (Entry(evaluation.label, attack_title(attack)), [_accuracy_at(points, value) for value, _ in columns])
             for attack, (evaluation, points) in lines
         ],
     )
 
 
-def _number(written: str, value: float) -> str:
+def _size_in_decimals(written: str, value: float) -> str:
     return f"{value:.4g}" if "/" in written else ""
 
 
-def _entry(points: Sequence[tuple[str, float, float]], value: float) -> Entry:
+def _accuracy_at(points: Sequence[tuple[str, float, float]], value: float) -> Entry:
     return Entry(next((f"{accuracy:.2f}" for _, eps, accuracy in points if eps == value), "-"))
 
 
-def _said(points: Sequence[tuple[str, float, float]]) -> str:
+def _points_in_words(points: Sequence[tuple[str, float, float]]) -> str:
     return ", ".join(f"{accuracy:.2f} at {written}" for written, _, accuracy in points)
 
 
@@ -411,18 +411,18 @@ class HeatMap:
     rows: list[tuple[str, list[Tile]]]
 
 
-def sweeps(found: Findings) -> Section | None:
+def sweeps_section(found: Findings) -> Section | None:
     """A heat map for each sweep over one or two settings, a ranking for those over more."""
     if not found.sweeps:
         return None
     return Section(
         id="sweeps",
         title="Sweeps",
-        tables=[_grid(sweep) if _is_map(sweep) else _ranking(sweep) for sweep in found.sweeps],
+        tables=[_map_table(sweep) if _is_map(sweep) else _ranking_table(sweep) for sweep in found.sweeps],
         template="sweeps.html",
         more={
             "maps": [heat_map(sweep) for sweep in found.sweeps if _is_map(sweep)],
-            "rankings": [_ranking(sweep) for sweep in found.sweeps if not _is_map(sweep)],
+            "rankings": [_ranking_table(sweep) for sweep in found.sweeps if not _is_map(sweep)],
         },
     )
 
@@ -433,30 +433,31 @@ def _is_map(sweep: Sweep) -> bool:
 
 def heat_map(sweep: Sweep) -> HeatMap:
     """The grid with a tile for each point; a point not done is blank."""
-    down, across, columns = _sides(sweep)
+    down, across, columns = _map_sides(sweep)
     scores = _scores(sweep)
     return HeatMap(
-        title=_title(sweep),
-        caption=_caption(sweep),
+        title=_sweep_title(sweep),
+        caption=_sweep_caption(sweep),
         down=down,
         across=across,
         columns=columns,
         rows=[
-            (value, [_tile(scores, _point(sweep, value, column)) for column in columns]) for value in sweep.grid[down]
+            (value, [_tile(scores, _grid_point(sweep, value, column)) for column in columns])
+            for value in sweep.grid[down]
         ],
     )
 
 
-def _sides(sweep: Sweep) -> tuple[str, str, list[str]]:
+def _map_sides(sweep: Sweep) -> tuple[str, str, list[str]]:
     down, *rest = sweep.grid
     return (down, rest[0], list(sweep.grid[rest[0]])) if rest else (down, "", ["score"])
 
 
-def _caption(sweep: Sweep) -> str:
-    return f"{_scored(sweep)}, %. {len(sweep.points):,} of {sweep.size:,} points are done."
+def _sweep_caption(sweep: Sweep) -> str:
+    return f"{_score_title(sweep)}, %. {len(sweep.points):,} of {sweep.size:,} points are done."
 
 
-def _point(sweep: Sweep, row: str, column: str) -> Point:
+def _grid_point(sweep: Sweep, row: str, column: str) -> Point:
     return (row, column) if len(sweep.grid) > 1 else (row,)
 
 
@@ -483,36 +484,36 @@ def luminance(color: list[int]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def _scored(sweep: Sweep) -> str:
+def _score_title(sweep: Sweep) -> str:
     """validation_robust -> Validation robust accuracy."""
     return f"{sweep.scored.replace('_', ' ')} accuracy".capitalize() if "_" in sweep.scored else "Score"
 
 
-def _title(sweep: Sweep) -> str:
+def _sweep_title(sweep: Sweep) -> str:
     return f"{sweep.recipe} over {' and '.join(sweep.grid)}"
 
 
-def _grid(sweep: Sweep) -> TextTable:
-    down, across, columns = _sides(sweep)
+def _map_table(sweep: Sweep) -> Table:
+    down, across, columns = _map_sides(sweep)
     scores = _scores(sweep)
     heads = [Head(down), *(Head(f"{across} = {column}" if across else column) for column in columns)]
     rows = [
-        (Entry(value), [_sweeps_entry(scores.get(_point(sweep, value, column))) for column in columns])
+        (Entry(value), [_score_entry(scores.get(_grid_point(sweep, value, column))) for column in columns])
         for value in sweep.grid[down]
     ]
-    return TextTable(title=_title(sweep), heads=heads, rows=rows, notes=[_caption(sweep)])
+    return Table(title=_sweep_title(sweep), heads=heads, rows=rows, notes=[_sweep_caption(sweep)])
 
 
-def _ranking(sweep: Sweep) -> TextTable:
+def _ranking_table(sweep: Sweep) -> Table:
     best = sorted(sweep.points, key=lambda scored: -scored.score)[:PLACES]
     rows = [
-        (Entry(str(place)), [*(Entry(scored.point[key]) for key in sweep.grid), _sweeps_entry(scored.score)])
+        (Entry(str(place)), [*(Entry(scored.point[key]) for key in sweep.grid), _score_entry(scored.score)])
         for place, scored in enumerate(best, start=1)
     ]
-    heads = [Head("Place"), *map(Head, sweep.grid), Head(_scored(sweep), "%")]
+    heads = [Head("Place"), *map(Head, sweep.grid), Head(_score_title(sweep), "%")]
     said = f" The best {PLACES} are listed." if len(sweep.points) > PLACES else ""
-    return TextTable(title=_title(sweep), heads=heads, rows=rows, notes=[_caption(sweep) + said])
+    return Table(title=_sweep_title(sweep), heads=heads, rows=rows, notes=[_sweep_caption(sweep) + said])
 
 
-def _sweeps_entry(score: float | None) -> Entry:
+def _score_entry(score: float | None) -> Entry:
     return Entry("-" if score is None else f"{score:.2f}")

@@ -1,16 +1,13 @@
-"""A table of words and numbers, the same in HTML, Markdown and LaTeX.
+"""A table of words and numbers, written as Markdown, LaTeX and CSV here, and as HTML by ``templates/parts.html``.
 
-Every number as one line of CSV: whose, of what, at which eps, ours, the paper's, the difference.
+What stands in a table may come from anybody's file: nothing of it is taken for markup, or for a spreadsheet's formula.
 """
 
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-from widemargin.evaluation.folder import Evaluation
-from widemargin.report.compare import Cell, Measure, Results
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTable:
+class Table:
     """Each row is its name and its entries; ``words`` is for a table whose entries are not numbers."""
 
     title: str
@@ -51,18 +48,50 @@ class TextTable:
     notes: Sequence[str] = ()
     words: bool = False
 
+    def markdown(self) -> str:
+        """The table as Markdown, without its title."""
+        align = ":--" if self.words else "--:"
+        lines = markdown_lines(
+            [plain_text(str(head)) for head in self.heads],
+            ([plain_text(str(entry)) for entry in (name, *entries)] for name, entries in self.rows),
+            align=(":--", *[align] * (len(self.heads) - 1)),
+        )
+        notes = [""] * bool(self.notes) + [f"- {plain_text(note)}" for note in self.notes]
+        return "\n".join([*lines, *notes, ""])
 
-def markdown(table: TextTable) -> str:
-    """The table as Markdown, without its title."""
-    align = ":--" if table.words else "--:"
-    lines = [_line([plain_text(str(head)) for head in table.heads]), _line([":--", *[align] * (len(table.heads) - 1)])]
-    lines += [_line([plain_text(str(entry)) for entry in (name, *entries)]) for name, entries in table.rows]
-    notes = [""] * bool(table.notes) + [f"- {plain_text(note)}" for note in table.notes]
-    return "\n".join([*lines, *notes, ""])
+    def latex(self) -> str:
+        """The table as LaTeX, for the booktabs package."""
+        columns = "l" * len(self.heads) if self.words else "l" + "r" * (len(self.heads) - 1)
+        return "\n".join(
+            [
+                r"\begin{table}",
+                f"\\caption{{{_latex_text(self.title)}}}",
+                f"\\begin{{tabular}}{{{columns}}}",
+                r"\toprule",
+                _latex_row(self.heads),
+                r"\midrule",
+                *(_latex_row([name, *entries]) for name, entries in self.rows),
+                r"\bottomrule",
+                r"\end{tabular}",
+                *(f"\\par\\footnotesize {_latex_text(note)}" for note in self.notes),
+                r"\end{table}",
+                "",
+            ]
+        )
+
+    def csv(self) -> str:
+        """The heads and the rows as CSV."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(head.title for head in self.heads)
+        for name, entries in self.rows:
+            writer.writerow([_csv_words(name.text), *(_csv_entry(entry.text) for entry in entries)])
+        return stream.getvalue()
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def markdown_lines(heads: Sequence[str], rows: Iterable[Sequence[str]], *, align: Sequence[str]) -> list[str]:
+    """A Markdown table of cells that are Markdown already, line by line."""
+    return [f"| {' | '.join(heads)} |", f"| {' | '.join(align)} |", *(f"| {' | '.join(cells)} |" for cells in rows)]
 
 
 def plain_text(text: str) -> str:
@@ -85,33 +114,11 @@ _LATEX = {
 }
 
 
-def latex(table: TextTable) -> str:
-    """The table as LaTeX, for the booktabs package."""
-    columns = "l" * len(table.heads) if table.words else "l" + "r" * (len(table.heads) - 1)
-    body = [_row([name, *entries]) for name, entries in table.rows]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            f"\\caption{{{_escaped(table.title)}}}",
-            f"\\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            _row(table.heads),
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            *(f"\\par\\footnotesize {_escaped(note)}" for note in table.notes),
-            r"\end{table}",
-            "",
-        ]
-    )
+def _latex_row(cells: Sequence[object]) -> str:
+    return " & ".join(_latex_text(str(cell)) for cell in cells) + r" \\"
 
 
-def _row(cells: Sequence[object]) -> str:
-    return " & ".join(_escaped(str(cell)) for cell in cells) + r" \\"
-
-
-def _escaped(text: str) -> str:
+def _latex_text(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
 
 
@@ -119,74 +126,16 @@ FORMULA = tuple(
     "=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
 )
 """With these a spreadsheet begins to calculate."""
-COLUMNS = (
-    "name",
-    "kind",
-    "data",
-    "measure",
-    "norm",
-    "eps",
-    "eps_value",
-    "value",
-    "spread",
-    "paper",
-    "difference",
-    "images",
-)
 
 
-def tidy_csv(tables: Sequence[Results], evaluations: Sequence[Evaluation]) -> str:
-    """The results, the parts of AutoAttack and distances, a number a line."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for table in tables:
-        for row in table.rows:
-            cells = [(measure, row.cells[measure]) for measure in table.measures if measure in row.cells]
-            writer.writerows(_numbers_line(row.label, row.kind, row.data, row.images, *pair) for pair in cells)
-    for evaluation in evaluations:
-        kind = f"quick {evaluation.kind}" if evaluation.quick else evaluation.kind
-        for measure, value in (*_parts(evaluation), *_distances(evaluation)):
-            cell = Cell(value, None, None)
-            writer.writerow(_numbers_line(evaluation.label, kind, evaluation.data, evaluation.count, measure, cell))
-    return stream.getvalue()
+NUMBER = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?")
 
 
-def _numbers_line(label: str, kind: str, data: str, images: int | None, measure: Measure, cell: Cell) -> list[str]:
-    return [_words(label), kind, _words(data), *_numbers(measure, cell), "" if images is None else str(images)]
+def _csv_entry(text: str) -> str:
+    return text if NUMBER.fullmatch(text) else _csv_words(text)
 
 
-def _words(text: str) -> str:
+def _csv_words(text: str) -> str:
     """Words on one line that no spreadsheet takes for a formula."""
     line = " ".join(text.split())
     return f"'{line}" if line.startswith(FORMULA) else line
-
-
-def _distances(evaluation: Evaluation) -> Iterator[tuple[Measure, float]]:
-    """The median over correctly classified images, and how the order of the distances agrees with that of margins."""
-    distance = evaluation.distance
-    for name, value in (
-        ("distance_median", distance and distance.median),
-        ("distance_rank_correlation", distance and distance.rank_correlation),
-    ):
-        if isinstance(value, float):
-            yield Measure(name, None, evaluation.norm), value
-
-
-def _parts(evaluation: Evaluation) -> Iterator[tuple[Measure, float]]:
-    for name, accuracy in evaluation.accuracy.items():
-        attack, radius = evaluation.radius_of(name)
-        if "/" in attack:
-            yield Measure(attack, radius, evaluation.norm), accuracy
-
-
-def _numbers(measure: Measure, cell: Cell) -> list[str]:
-    radius = measure.radius
-    size = ["", ""] if radius is None else [_words(radius.written), f"{radius.value:.8g}"]
-    values = [cell.ours, cell.spread, cell.paper, cell.difference]
-    return [
-        _words(measure.attack),
-        _words(measure.norm),
-        *size,
-        *("" if value is None else f"{value:.6g}" for value in values),
-    ]

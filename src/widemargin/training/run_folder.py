@@ -29,6 +29,7 @@ from widemargin.config.checkpoint import (
     BEST,
     CONFIG,
     LAST,
+    METRICS,
     PREVIOUS,
     Checkpoint,
     DamagedError,
@@ -53,7 +54,6 @@ from widemargin.evaluation.target import check_run
 from widemargin.training.context import RunContext
 from widemargin.training.state import Best, TrainState, score_of
 
-METRICS = "metrics.jsonl"
 Line = dict[str, Any]
 Scores = Mapping[str, float]
 
