@@ -6,11 +6,8 @@ L2, L1 for Linf. Negative where misclassified. For a linear model it is the exac
 The minimum is taken over all classes: the runner-up alone gives the minimum for two thirds of images only, and margins
 biased upward.
 
-A set of margins in a few numbers.
-
-How far the decision boundary is.
-
-A set of margins as counts: small enough to keep for every run, and two runs have their bins in common.
+A set of margins is told in a few numbers (``summarize``), or as counts in bins that all runs have in common
+(``count_margins``), small enough to keep for every run.
 """
 
 import math
@@ -47,7 +44,7 @@ def _margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm, classes_at_once:
         logits, leaf = logits_and_leaf(model, x, owner="effective_margin")
     num_classes = logits.shape[1]
     check_labels("effective_margin", y, batch=len(x), num_classes=num_classes)
-    own = _own_class(logits, y)
+    own = torch.nn.functional.one_hot(y.long(), num_classes).to(logits.dtype)
     own_row = vector_jacobian_products(logits, leaf, own.unsqueeze(0), keep_graph=True)
     classes = EveryClass(logits)
     distances = [
@@ -55,10 +52,6 @@ def _margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm, classes_at_once:
         for chunk in in_chunks(num_classes, classes_at_once)
     ]
     return _nearest(logits.detach(), y, torch.cat(distances).T)
-
-
-def _own_class(logits: Tensor, y: Tensor) -> Tensor:
-    return torch.nn.functional.one_hot(y.long(), logits.shape[1]).to(logits.dtype)
 
 
 def _lengths(rows: Tensor, norm: Norm) -> Tensor:

@@ -6,7 +6,7 @@ from small_networks import Counted, pictures, taught_conv
 from torch import nn
 
 import widemargin
-from widemargin.evaluation.alarms import _huge, alarms_of_model, alarms_of_numbers
+from widemargin.evaluation.alarms import _survives_huge_eps, alarms_of_model, alarms_of_numbers
 from widemargin.evaluation.settings import EvaluationSettings
 from widemargin.types import Alarm
 
@@ -250,7 +250,7 @@ class Flat(nn.Module):
 def test_who_only_guesses_has_nothing_to_survive(right, rings):
     """Half of a hundred images in two classes are right by chance, and up to ten more easily are."""
     x, y = torch.rand(100, 1, 2, 2), torch.tensor([0] * right + [1] * (100 - right))
-    alarm = _huge(Flat(), x, y, EvaluationSettings(attacks=("clean",), eps=(0.1,)))
+    alarm = _survives_huge_eps(Flat(), x, y, EvaluationSettings(attacks=("clean",), eps=(0.1,)))
     assert names([alarm] if alarm else []) == ["survives-huge-eps"] * rings
 
 

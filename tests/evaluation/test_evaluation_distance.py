@@ -76,8 +76,8 @@ def test_what_another_arithmetic_finds_is_adversarial_for_the_model(monkeypatch,
     switches = []
     other.register_forward_hook(lambda *_: switches.append(torch.backends.cudnn.allow_tf32))
     seen = []
-    carefully = distance._carefully
-    monkeypatch.setattr(distance, "_carefully", lambda *args: seen.append(len(args[1])) or carefully(*args))
+    carefully = distance._searched_in_float32
+    monkeypatch.setattr(distance, "_searched_in_float32", lambda *args: seen.append(len(args[1])) or carefully(*args))
     options = {"distance": True, "sanity": False}
     report = widemargin.evaluate(model, (x, y), ["clean"], 0.1, norm, search="tf32", **options)
     again = sum(seen)
@@ -107,9 +107,13 @@ def test_what_was_found_and_confirmed_counts_though_a_second_search_finds_less(m
     with torch.no_grad():
         other[1].bias[1] += 0.004
     monkeypatch.setattr(evaluator, "search_model", lambda _, **__: other)
-    quickly = distance._quickly
-    monkeypatch.setattr(distance, "_quickly", lambda *args: (quickly(*args)[0], torch.zeros(len(x), dtype=torch.bool)))
-    monkeypatch.setattr(distance, "_carefully", lambda _, images, *__: images.new_full((len(images),), math.inf))
+    quickly = distance._searched_in_tf32
+    monkeypatch.setattr(
+        distance, "_searched_in_tf32", lambda *args: (quickly(*args)[0], torch.zeros(len(x), dtype=torch.bool))
+    )
+    monkeypatch.setattr(
+        distance, "_searched_in_float32", lambda _, images, *__: images.new_full((len(images),), math.inf)
+    )
     report = widemargin.evaluate(model, (x, y), ["clean"], 0.1, distance=True, sanity=False, search="tf32")
     assert report.distance.isfinite().sum() > 10
     assert report.again == 16

@@ -1,16 +1,13 @@
-"""Is the label still the largest logit? Per example, clean or under attack, in evaluation mode and plain float32.
+"""Verdicts and effective margins of a data set, per example, in evaluation mode: clean, or at what an attack finds.
 
-Verdicts are always computed in float32, since less precision would change some. The attack may search in TF32, which is
-faster. For our own networks, whose work is the same for every batch, a GPU replays the kernels of the attack
-(``engine.Replayed``): the same images, without the launches.
-
-Effective margins of a data set: clean, or at the images an attack finds.
+A verdict says whether the label is the largest logit. It is always computed in float32, since less precision would
+change some; the attack may search in TF32, which is faster. For our own networks, whose work is the same for every
+batch, a GPU replays the kernels of the attack (``engine.cuda_graphs``): the same images, without the launches.
 """
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -56,14 +53,14 @@ def verdicts(
 
     With ``tf32`` the attack searches in TF32 on a GPU; what it finds is judged in float32 all the same.
     """
-    find = _finder(model, attack, tf32=tf32)
+    adversary = _adversary(model, attack, tf32=tf32)
     parts: dict[int, Tensor] = {}
     with full_float32(), group.sync_errors():
         for number, (x, y) in enumerate(in_order(data, batch_size)):
             if not group.mine(number):
                 continue
             with allowing_tf32() if tf32 else nullcontext():
-                x_adv = find(x, y, randomness.derived(seed, "evaluate", number))
+                x_adv = adversary(x, y, randomness.derived(seed, "evaluate", number))
             parts[number] = classified(model, x_adv, y)
             if advance is not None:
                 advance(len(y))
@@ -71,19 +68,15 @@ def verdicts(
     return torch.cat(list(found.values()))
 
 
-def _finder(model: nn.Module, attack: Attack | None, *, tf32: bool) -> OnBatch:
-    """(x, y, generator) -> the images to be judged."""
+def _adversary(model: nn.Module, attack: Attack | None, *, tf32: bool) -> OnBatch:
+    """(x, y, generator) -> the images to be judged; replayed where the work is the same for every batch."""
     if attack is None:
         return lambda x, _, __: x
-    return _search(search_model(model, tf32=tf32), attack)
-
-
-def _search(model: nn.Module, attack: Attack) -> OnBatch:
-    """(x, y, generator) -> adversarial images; replayed where the work is the same for every batch."""
+    searched = search_model(model, tf32=tf32)
     draws = not isinstance(attack, FGSM) and (not isinstance(attack, PGD) or bool(attack.random_start))
-    if draws or not isinstance(model, Classifier):
-        return lambda x, y, generator: attack(model, x, y, generator=generator)
-    replayed = GraphedFunction(lambda x, y: attack(model, x, y))
+    if draws or not isinstance(searched, Classifier):
+        return lambda x, y, generator: attack(searched, x, y, generator=generator)
+    replayed = GraphedFunction(lambda x, y: attack(searched, x, y))
     return lambda x, y, _: replayed(x, y)
 
 
@@ -108,19 +101,16 @@ class MeasuredMargins:
         return summarize(self.margins[self.correct])
 
 
-def _measure(model: nn.Module, norm: Norm, x: Tensor, y: Tensor) -> Tensor:
-    margins: Tensor = effective_margin(model, x, y, norm)
-    return margins
-
-
 def measure_margins(
     model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, norm: Norm = "l2", advance: Advance | None = None
 ) -> MeasuredMargins:
     """Measure the margins of every batch."""
     margins, correct = [], []
-    measure: Callable[[Tensor, Tensor], Tensor] = partial(_measure, model, norm)
-    if isinstance(model, Classifier):
-        measure = GraphedFunction(measure)
+
+    def margin(x: Tensor, y: Tensor) -> Tensor:
+        return effective_margin(model, x, y, norm)
+
+    measure = GraphedFunction(margin) if isinstance(model, Classifier) else margin
     with full_float32(), frozen(model):
         for x, y in batches:
             margins.append(measure(x, y))

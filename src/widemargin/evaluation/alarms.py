@@ -31,7 +31,7 @@ ZERO_SHARE = 0.1
 Logits = Callable[[Tensor], Tensor]
 
 
-class _Heard:
+class _WarningFlag:
     """A logger that remembers whether it was warned."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ def alarms_of_model(model: nn.Module, x: Tensor, y: Tensor, settings: Evaluation
         _probabilities(logits, x),
         _not_finite(gradient),
         _zero_gradients(gradient),
-        _huge(model, x, y, settings),
+        _survives_huge_eps(model, x, y, settings),
     ]
     return [alarm for alarm in found if alarm is not None]
 
@@ -62,9 +62,9 @@ def alarms_of_model(model: nn.Module, x: Tensor, y: Tensor, settings: Evaluation
 def _randomized(logits: Logits, x: Tensor, y: Tensor) -> Alarm | None:
     from pyautoattack.checks import check_randomized
 
-    heard: Any = _Heard()
-    check_randomized(logits, x, y, bs=len(x), logger=heard)
-    if not heard.warned:
+    logger: Any = _WarningFlag()
+    check_randomized(logits, x, y, bs=len(x), logger=logger)
+    if not logger.warned:
         return None
     return Alarm(
         "randomized-outputs",
@@ -76,9 +76,9 @@ def _randomized(logits: Logits, x: Tensor, y: Tensor) -> Alarm | None:
 def _probabilities(logits: Logits, x: Tensor) -> Alarm | None:
     from pyautoattack.checks import check_range_output
 
-    heard: Any = _Heard()
-    check_range_output(logits, x, logger=heard)
-    if not heard.warned:
+    logger: Any = _WarningFlag()
+    check_range_output(logits, x, logger=logger)
+    if not logger.warned:
         return None
     return Alarm(
         "probability-outputs",
@@ -91,7 +91,7 @@ def _not_finite(gradient: Tensor) -> Alarm | None:
     share = float((~gradient.flatten(1).isfinite().all(1)).float().mean())
     if not share:
         return None
-    return _no_number(
+    return _not_finite_alarm(
         f"{100 * share:.2g}% of the images have an input gradient with a NaN or an infinity",
         "gradient attacks cannot move where the gradient is none",
     )
@@ -100,7 +100,7 @@ def _not_finite(gradient: Tensor) -> Alarm | None:
 def alarms_of_undecided(undecided: Mapping[str, list[int]]) -> list[Alarm]:
     """Attacked images for which the model gives no prediction; by the attack that made them."""
     return [
-        _no_number(
+        _not_finite_alarm(
             f"under {name} {len(images)} images have logits with a NaN or +inf, or -inf alone (the first: {images[0]})",
             "where the model gives no prediction it counts as broken",
         )
@@ -108,7 +108,7 @@ def alarms_of_undecided(undecided: Mapping[str, list[int]]) -> list[Alarm]:
     ]
 
 
-def _no_number(message: str, means: str) -> Alarm:
+def _not_finite_alarm(message: str, means: str) -> Alarm:
     advice = "find the operator (0/0, log 0, the square root's slope at 0) before you believe a number"
     return Alarm("not-finite", message, f"{means}: {advice}")
 
@@ -132,7 +132,7 @@ def _zero_gradients(gradient: Tensor) -> Alarm | None:
     )
 
 
-def _huge(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) -> Alarm | None:
+def _survives_huge_eps(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) -> Alarm | None:
     eps = HUGE[settings.norm]
     attack = PGD(eps=eps, step_size=eps / 4, steps=HUGE_STEPS, norm=settings.norm)
     right: list[tuple[Tensor, Tensor]] = []
@@ -155,7 +155,7 @@ def _huge(model: nn.Module, x: Tensor, y: Tensor, settings: EvaluationSettings) 
 
 def alarms_of_numbers(accuracy: Mapping[str, float], settings: EvaluationSettings, count: int) -> list[Alarm]:
     """Look at the accuracies on ``count`` images, at each eps, and at what was asked for."""
-    alarms = _short(settings)
+    alarms = _steps_too_short(settings)
     for eps in settings.eps:
         at = {
             name: accuracy[label]
@@ -166,7 +166,7 @@ def alarms_of_numbers(accuracy: Mapping[str, float], settings: EvaluationSetting
     return alarms
 
 
-def _short(settings: EvaluationSettings) -> list[Alarm]:
+def _steps_too_short(settings: EvaluationSettings) -> list[Alarm]:
     """PGD whose step, as it was given, cannot take it to the edge of what it is allowed."""
     if settings.max_steps is not None or settings.step_size is None:
         return []

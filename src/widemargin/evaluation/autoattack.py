@@ -1,17 +1,15 @@
-"""The door to pyautoattack, which is bit for bit the official AutoAttack: everything it disturbs is put back.
-
-It reseeds the global generators, leaves the tracer off and a flag set, accumulates parameter gradients, takes a model
-in training mode as it is, has nine targets whatever the number of classes, writes into the logits it is given, goes
-on with no image where margins are tied, makes tensors of the default type, and prints warnings. All of that is handled
-here.
-
-AutoAttack, standard version, part after part on the survivors: equal to the official loop, with attribution.
+"""AutoAttack, standard version, part after part on the survivors: equal to the official loop, with attribution.
 
 Each part attacks only the examples still classified correctly, from the original image, in batches; random numbers
 depend on (seed, examples in the batch), so verdicts equal the official ones for the same seed, shard and batch size.
 
-With TF32 the search is faster on a GPU and other than in float32. Whatever it finds counts only if it is adversarial in
-float32 too, if need be after a push (``pushed``); what is not goes on as a survivor.
+The backend is pyautoattack, bit for bit the official code. It reseeds the global generators, leaves the tracer off and
+a flag set, accumulates parameter gradients, takes a model in training mode as it is, has nine targets whatever the
+number of classes, writes into the logits it is given, goes on with no image where margins are tied, makes tensors of
+the default type, and prints warnings. All of that is put right or put back here.
+
+With TF32 the search is faster on a GPU and not the same as in float32. What it finds counts only if it is adversarial
+in float32 too, if need be after a few gradient steps (``tf32_search.push_across_boundary``); other images survive.
 """
 
 import logging
@@ -40,10 +38,12 @@ MAX_TARGETS = 9
 FEWEST_FOR_APGD_T = 4
 LEAST_HEIGHT_IN_L2 = 5
 """Square begins with five rows of squares in L2."""
+_SILENT = logging.Logger("autoattack")
+_SILENT.addHandler(logging.NullHandler())
 
 
-class Asked(nn.Module):
-    """The model as the backend asks it: with logits that may be written into."""
+class _FreshLogits(nn.Module):
+    """The model as the backend calls it: with logits that may be written into."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -78,22 +78,23 @@ def make_reference(
         from pyautoattack import AutoAttack
     except ImportError:
         raise InputError("AutoAttack needs the package pyautoattack; pip install 'pyautoattack>=0.2,<0.3'") from None
-    asked = Asked(model)
-    reference = AutoAttack(asked, norm=NORMS[norm], eps=float(eps), seed=seed, version="standard", device=str(device))
+    reference = AutoAttack(
+        _FreshLogits(model), norm=NORMS[norm], eps=float(eps), seed=seed, version="standard", device=str(device)
+    )
     reference.apgd.logger = reference.apgd_targeted.logger = _SILENT  # the alarms tell of gradients that vanish
     targets = min(MAX_TARGETS, num_classes - 1)
     reference.apgd_targeted.n_target_classes = targets
     reference.fab.n_target_classes = targets
     reference.fab.targeted = True
     reference.apgd.loss = "ce"
-    reference.square.margin_and_loss = _settling(reference.square.margin_and_loss)
+    reference.square.margin_and_loss = _without_ties(reference.square.margin_and_loss)
     if max_steps is not None:
         reference.apgd.n_iter = reference.apgd_targeted.n_iter = reference.fab.n_iter = max_steps
         reference.square.n_queries = max_steps
     return reference
 
 
-def _settling(margin_and_loss: MarginAndLoss) -> MarginAndLoss:
+def _without_ties(margin_and_loss: MarginAndLoss) -> MarginAndLoss:
     """Square's measure, below zero wherever it takes an image for won: a tie or a NaN would leave it with no image."""
 
     def settled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,10 +102,6 @@ def _settling(margin_and_loss: MarginAndLoss) -> MarginAndLoss:
         return torch.where(margin > 0, margin, -1.0), loss
 
     return settled
-
-
-_SILENT = logging.Logger("autoattack")
-_SILENT.addHandler(logging.NullHandler())
 
 
 def part_attack(reference: Any, part: str) -> Any:
@@ -190,7 +187,7 @@ def break_survivors(
                 x_adv = attacked(reference, part, images, labels)
                 claimed = torch.zeros_like(labels, dtype=torch.bool)
             else:
-                x_adv, claimed = _searched_in_tf32(model, images, labels, reference, part, tf32)
+                x_adv, claimed = _search_in_tf32(model, images, labels, reference, part, tf32)
             logits = model(x_adv)
             fooled = ~predicted(logits, labels)
             broken += positions[fooled].tolist()
@@ -199,7 +196,7 @@ def break_survivors(
     return Broken(broken, undecided, refuted)
 
 
-def _searched_in_tf32(
+def _search_in_tf32(
     model: nn.Module, x: Tensor, y: Tensor, reference: Any, part: str, threat: Threat
 ) -> tuple[Tensor, Tensor]:
     """(images, where the search took them to be adversarial); those short of float32's boundary are pushed on.

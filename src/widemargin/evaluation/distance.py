@@ -3,12 +3,12 @@
 Beside the effective margin in the same norm it shows whether the margin means what it says. It is an upper bound on the
 true distance: no attack proves that nothing nearer exists.
 
-On a GPU the search may be quicker with TF32, on a copy of the network. FAB stops a little beyond the boundary it sees,
+On a GPU the search may be faster with TF32, on a copy of the network. FAB stops a little beyond the boundary it sees,
 by less than TF32's error, so what it finds is made longer by up to two percent until it is adversarial in float32. Such
 a find counts if float32 still classifies the image correctly at 97% of that distance. Where float32 disagrees about any
 find that near, the image is searched again in float32.
 
-Do two lists put things in the same order?
+``rank_correlation`` tells whether margins and distances put the images in the same order.
 """
 
 from collections.abc import Iterator
@@ -38,35 +38,36 @@ class Distances:
 
 
 def minimal_distance(
-    model: nn.Module, x: Tensor, y: Tensor, *, reference: Any, norm: Norm, batch_size: int, quick: Any = None
+    model: nn.Module, x: Tensor, y: Tensor, *, reference: Any, norm: Norm, batch_size: int, tf32_reference: Any = None
 ) -> Distances:
     """The distance of every image from its boundary.
 
-    ``reference`` is the official attack on the model; ``quick`` on a copy of it, to be run in TF32. Called in float32.
+    ``reference`` is the official attack on the model; ``tf32_reference`` on a copy of it, to be run in TF32. Called in
+    float32.
     """
     parts = [
-        _of_batch(model, images, labels, reference, quick, norm)
+        _of_batch(model, images, labels, reference, tf32_reference, norm)
         for images, labels in zip(x.split(batch_size), y.split(batch_size), strict=True)
     ]
     return Distances(torch.cat([part.values for part in parts]), sum(part.again for part in parts))
 
 
-def _of_batch(model: nn.Module, x: Tensor, y: Tensor, reference: Any, quick: Any, norm: Norm) -> Distances:
+def _of_batch(model: nn.Module, x: Tensor, y: Tensor, reference: Any, tf32_reference: Any, norm: Norm) -> Distances:
     with torch.no_grad():
         correct = predicted(model(x), y)
         smallest = torch.where(correct, torch.inf, 0.0).to(x.dtype)
         left = correct
-        if quick is not None and left.any():
-            smallest[correct], agreed = _quickly(model, x[correct], y[correct], quick, norm)
+        if tf32_reference is not None and left.any():
+            smallest[correct], agreed = _searched_in_tf32(model, x[correct], y[correct], tf32_reference, norm)
             left = correct.clone()
             left[correct] = ~agreed
         if left.any():
-            found = _carefully(model, x[left], y[left], reference, norm)
+            found = _searched_in_float32(model, x[left], y[left], reference, norm)
             smallest[left] = torch.where(smallest[left] < found, smallest[left], found)
-    return Distances(smallest, 0 if quick is None else int(left.sum()))
+    return Distances(smallest, 0 if tf32_reference is None else int(left.sum()))
 
 
-def _carefully(model: nn.Module, x: Tensor, y: Tensor, reference: Any, norm: Norm) -> Tensor:
+def _searched_in_float32(model: nn.Module, x: Tensor, y: Tensor, reference: Any, norm: Norm) -> Tensor:
     smallest = x.new_full((len(x),), torch.inf)
     for x_adv in _nearest_of_each_target(reference, x, y):
         sizes = torch.where(predicted(model(x_adv), y), torch.inf, THREATS[norm](1.0).size(x_adv - x))
@@ -74,11 +75,11 @@ def _carefully(model: nn.Module, x: Tensor, y: Tensor, reference: Any, norm: Nor
     return smallest
 
 
-def _quickly(model: nn.Module, x: Tensor, y: Tensor, quick: Any, norm: Norm) -> tuple[Tensor, Tensor]:
+def _searched_in_tf32(model: nn.Module, x: Tensor, y: Tensor, reference: Any, norm: Norm) -> tuple[Tensor, Tensor]:
     """(distances, where float32 agrees with what was seen so near to the image)."""
     with allowing_tf32():
-        right = predicted(quick.model(x), y)
-        found = list(_nearest_of_each_target(quick, x, y))
+        right = predicted(reference.model(x), y)
+        found = list(_nearest_of_each_target(reference, x, y))
     found = [_as_long_as_needed(model, x, y, x_adv) for x_adv in found]
     sizes = torch.stack([THREATS[norm](1.0).size(x_adv - x) for x_adv in found])
     whole = torch.stack([~predicted(model(x_adv), y) for x_adv in found])

@@ -1,17 +1,13 @@
-"""The line of one example: its verdicts, and which part of AutoAttack broke it at each eps.
+"""One shard judged: every attack at every eps, margins and distances; each finished piece is written down at once.
 
-Any classifier as the attacks expect one: float32 inputs in [0, 1], most often images, in; float32 logits out.
-
-A float64 or bfloat16 model keeps its own arithmetic and is fed and read in float32; a model of flat inputs sees them
-flat. It may write into its images, which are a copy, and makes its tensors of the type that its user has as default.
-
-One shard judged: every attack at every eps, margins and distances; each finished piece is written down at once.
+Whatever the model, attacks see float32 images in, float32 logits out (``Float32Classifier``). A shard ends as a header
+and a line for each example: its verdicts, and which part of AutoAttack broke it at each eps.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,55 +27,20 @@ from widemargin.evaluation.shards import Shard, Store
 from widemargin.losses import decided, predicted
 from widemargin.margins import effective_margin
 
-Breakers = Mapping[str, Mapping[int, str]]
-
-
-def example_rows(
-    settings: EvaluationSettings,
-    shard: Shard,
-    predictions: Tensor,
-    columns: Mapping[str, Tensor],
-    pieces: Mapping[str, Record],
-    measured: Mapping[str, Record],
-) -> list[Record]:
-    """A line for each example of a shard."""
-    breakers = _breakers(settings, pieces)
-    rows = []
-    for position in range(len(predictions)):
-        row: Record = {
-            "index": shard.first + position,
-            "label": int(shard.labels[position]),
-            "prediction": int(predictions[position]),
-            "verdicts": {label: bool(column[position]) for label, column in columns.items()},
-            "broken_by": _broken_by(breakers, position),
-            "broken_at": {eps: breaker.get(position) for eps, breaker in breakers.items()},
-        }
-        row |= {name: piece["values"][position] for name, piece in measured.items()}
-        rows.append(row)
-    return rows
-
-
-def _breakers(settings: EvaluationSettings, pieces: Mapping[str, Record]) -> Breakers:
-    """At each eps, as written: the part of AutoAttack that broke a position."""
-    radii = settings.eps if AUTOATTACK in settings.attacks else ()
-    return {eps_text(eps): _breaker(settings, pieces, eps) for eps in radii}
-
-
-def _breaker(settings: EvaluationSettings, pieces: Mapping[str, Record], eps: float) -> dict[int, str]:
-    labels = {part: settings.label(f"{AUTOATTACK}/{part}", eps) for part in PARTS}
-    return {position: part for part, label in labels.items() if label in pieces for position in pieces[label]["broken"]}
-
-
-def _broken_by(breakers: Breakers, position: int) -> str | None:
-    """The part at the first eps that broke it; several eps make names such as "square@8/255"."""
-    for eps, breaker in breakers.items():
-        if position in breaker:
-            return breaker[position] if len(breakers) == 1 else f"{breaker[position]}@{eps}"
-    return None
+Progress = Callable[[int, str], None]
+"""Takes the number of a shard and what is being done to it."""
+NAN = "nan"
+"""A margin that is no number, in the files: JSON has none."""
+UNDECIDED = "undecided"
+"""Attacked images for which the model gives no prediction, in a shard's record."""
 
 
 class Float32Classifier(nn.Module):
-    """The model between float32 images and float32 logits."""
+    """The model between float32 images in [0, 1] and float32 logits.
+
+    A float64 or bfloat16 model keeps its own arithmetic; a model of flat inputs sees them flat. It may write into its
+    images, which are a copy, and makes its tensors of the type that its user has as default.
+    """
 
     def __init__(self, model: nn.Module, *, flat: bool = False) -> None:
         super().__init__()
@@ -105,25 +66,17 @@ def _input_dtype(model: nn.Module) -> torch.dtype:
     return next((parameter.dtype for parameter in weights + found), torch.float32)
 
 
-Say = Callable[[int, str], None]
-"""Takes the number of a shard and what is being done to it."""
-NAN = "nan"
-"""A margin that is no number, in the files: JSON has none."""
-UNDECIDED = "undecided"
-"""Attacked images for which the model gives no prediction, in a shard's record."""
-
-
 @dataclass(frozen=True)
 class Judge:
     """A model, what to do to it, and where results go."""
 
     model: Float32Classifier
-    searched: Float32Classifier
-    """What attacks search on: the model, or a copy of it (``searched``)."""
+    search_model: Float32Classifier
+    """What attacks search on: the model, or a copy of it (``tf32_search.search_model``)."""
     settings: EvaluationSettings
     store: Store
     device: torch.device
-    say: Say
+    progress: Progress
 
     def judge(self, shard: Shard) -> None:
         """Finish one shard."""
@@ -157,7 +110,7 @@ class Judge:
         """A piece from the store, or computed and written there."""
         found = self.store.part(shard.number, name)
         if found is None:
-            self.say(shard.number, name)
+            self.progress(shard.number, name)
             began = time.monotonic()
             found = compute()
             found["seconds"] = round(time.monotonic() - began, 3)
@@ -186,8 +139,8 @@ class Judge:
                 zip(x.split(self.settings.batch_size), y.split(self.settings.batch_size), strict=True)
             ):
                 generator = randomness.derived(self.settings.seed, "evaluate", shard.number, number)
-                with self._searching():
-                    x_adv = images if attack is None else attack(self.searched, images, labels, generator=generator)
+                with allowing_tf32() if self.settings.search == "tf32" else nullcontext():
+                    x_adv = images if attack is None else attack(self.search_model, images, labels, generator=generator)
                 with torch.no_grad():
                     logits = self.model(x_adv)
                 correct += predicted(logits, labels).tolist()
@@ -196,15 +149,12 @@ class Judge:
 
         return compute
 
-    def _searching(self) -> AbstractContextManager[None]:
-        return allowing_tf32() if self.settings.search == "tf32" else nullcontext()
-
     def _autoattack(
         self, shard: Shard, x: Tensor, y: Tensor, columns: dict[str, Tensor], eps: float, classes: int
     ) -> dict[str, Record]:
         """Adds a column after each part and one for the whole; returns the pieces."""
         settings = self.settings
-        reference, threat = self._reference(self.searched, eps, classes), make_threat(settings.norm, eps)
+        reference, threat = self._reference(self.search_model, eps, classes), make_threat(settings.norm, eps)
         survivors, pieces = columns["clean"].clone(), {}
         for part in parts_for(classes):
             label = settings.label(f"{AUTOATTACK}/{part}", eps)
@@ -226,15 +176,9 @@ class Judge:
         return pieces
 
     def _reference(self, model: Float32Classifier, eps: float, classes: int) -> Any:
-        settings = self.settings
+        norm, seed, most = self.settings.norm, self.settings.seed, self.settings.max_steps
         return make_reference(
-            model,
-            eps=eps,
-            norm=settings.norm,
-            seed=settings.seed,
-            num_classes=classes,
-            device=self.device,
-            max_steps=settings.max_steps,
+            model, eps=eps, norm=norm, seed=seed, num_classes=classes, device=self.device, max_steps=most
         )
 
     def _measured(self, shard: Shard, x: Tensor, y: Tensor, classes: int) -> dict[str, Record]:
@@ -255,7 +199,7 @@ class Judge:
             reference=self._reference(self.model, 1.0, classes),
             norm=settings.norm,
             batch_size=settings.batch_size,
-            quick=self._reference(self.searched, 1.0, classes) if tf32 else None,
+            tf32_reference=self._reference(self.search_model, 1.0, classes) if tf32 else None,
         )
         return {"values": _numbers(found.values)} | ({"again": found.again} if tf32 else {})
 
@@ -263,6 +207,41 @@ class Judge:
         size = self.settings.batch_size
         pairs = zip(x.split(size), y.split(size), strict=True)
         return torch.cat([effective_margin(self.model, images, labels, self.settings.norm) for images, labels in pairs])
+
+
+def example_rows(
+    settings: EvaluationSettings,
+    shard: Shard,
+    predictions: Tensor,
+    columns: Mapping[str, Tensor],
+    pieces: Mapping[str, Record],
+    measured: Mapping[str, Record],
+) -> list[Record]:
+    """A line for each example of a shard; ``broken_by`` is the part at the first eps that broke it."""
+    broken_at = {
+        eps_text(eps): _breaker(settings, pieces, eps) for eps in settings.eps if AUTOATTACK in settings.attacks
+    }
+    rows = []
+    for position in range(len(predictions)):
+        parts = {eps: parts.get(position) for eps, parts in broken_at.items()}
+        names = (part if len(parts) == 1 else f"{part}@{eps}" for eps, part in parts.items() if part is not None)
+        row: Record = {
+            "index": shard.first + position,
+            "label": int(shard.labels[position]),
+            "prediction": int(predictions[position]),
+            "verdicts": {label: bool(column[position]) for label, column in columns.items()},
+            "broken_by": next(names, None),
+            "broken_at": parts,
+        }
+        row |= {name: piece["values"][position] for name, piece in measured.items()}
+        rows.append(row)
+    return rows
+
+
+def _breaker(settings: EvaluationSettings, pieces: Mapping[str, Record], eps: float) -> dict[int, str]:
+    """The part of AutoAttack that broke a position at that eps."""
+    labels = {part: settings.label(f"{AUTOATTACK}/{part}", eps) for part in PARTS}
+    return {position: part for part, label in labels.items() if label in pieces for position in pieces[label]["broken"]}
 
 
 def _numbers(values: Tensor) -> list[float | str | None]:

@@ -1,6 +1,6 @@
-"""What people give to ``evaluate`` for its attacks and radii, as the settings hold it.
+"""What an evaluation is asked to do: its attacks, radii and random seed, from whatever form people give them in.
 
-What an evaluation does: its attacks, radii and random seed. Two evaluations with equal settings may be joined.
+Two evaluations of one model and data set with equal settings may be joined.
 """
 
 from collections.abc import Iterable
@@ -13,37 +13,6 @@ from widemargin.core.checks import check_count, choice
 from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
 from widemargin.types import Norm
-
-
-def attack_names(attacks: Any) -> tuple[str, ...]:
-    """One name or several."""
-    given = list(attacks) if isinstance(attacks, Iterable) and not isinstance(attacks, str) else [attacks]
-    for name in given:
-        if not isinstance(name, str):
-            raise InputError(
-                f"evaluate.attacks must be names such as 'fgsm' or 'pgd20', got {name!r}; eps, norm and step_size are "
-                "given beside them"
-            )
-    return tuple(given)
-
-
-def radii(eps: Any) -> tuple[float, ...]:
-    """One eps or several; an array or a tensor of no dimension is one."""
-    single = isinstance(eps, str) or not isinstance(eps, Iterable) or getattr(eps, "ndim", None) == 0
-    return tuple(number("eps", value) for value in ([eps] if single else list(eps)))
-
-
-def number(field: str, value: Any) -> float:
-    """A number of any kind, or one written as "8/255", which stays so."""
-    if isinstance(value, str):
-        return LiteralFloat(value)
-    if isinstance(value, int | float):  # as it is: it may remember how it was written
-        return value
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"evaluate.{field} must be a number such as 8/255, got {value!r}") from None
-
 
 AUTOATTACK = "autoattack"
 SEARCHES = ("float32", "tf32")
@@ -86,7 +55,7 @@ class EvaluationSettings:
 
     @property
     def attacked(self) -> bool:
-        """Whether there are attacks, which take place at each eps."""
+        """Whether there are attacks, each of which takes place at each eps."""
         return set(self.attacks) != {"clean"}
 
     @property
@@ -116,3 +85,33 @@ class EvaluationSettings:
 def eps_text(eps: float) -> str:
     """An eps as it was written."""
     return eps.text if isinstance(eps, LiteralFloat) else f"{eps:g}"
+
+
+def attack_names(attacks: Any) -> tuple[str, ...]:
+    """One name or several."""
+    given = list(attacks) if isinstance(attacks, Iterable) and not isinstance(attacks, str) else [attacks]
+    for name in given:
+        if not isinstance(name, str):
+            raise InputError(
+                f"evaluate.attacks must be names such as 'fgsm' or 'pgd20', got {name!r}; eps, norm and step_size are "
+                "given beside them"
+            )
+    return tuple(given)
+
+
+def radii(eps: Any) -> tuple[float, ...]:
+    """One eps or several; an array or a tensor of no dimension is one."""
+    single = isinstance(eps, str) or not isinstance(eps, Iterable) or getattr(eps, "ndim", None) == 0
+    return tuple(number("eps", value) for value in ([eps] if single else list(eps)))
+
+
+def number(field: str, value: Any) -> float:
+    """A number of any kind, or one written as "8/255", which stays so."""
+    if isinstance(value, str):
+        return LiteralFloat(value)
+    if isinstance(value, int | float):  # as it is: it may remember how it was written
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"evaluate.{field} must be a number such as 8/255, got {value!r}") from None

@@ -1,10 +1,8 @@
-"""Data in shards: the pieces that an evaluation finishes, writes down and can be interrupted between.
-
-What an evaluation writes down, so that it can be killed anywhere and go on.
+"""Data cut into shards, and what an evaluation writes down of each, so that it can be killed anywhere and go on.
 
 ``parts/`` holds one small file for each finished piece of a shard (an attack, the margins), ``shards/`` the finished
 shards as JSON lines. Every file is whole or not there, and carries a digest of itself, the settings and the images it
-is of: another one is refused by its name. Without a folder everything stays in memory. A folder is held while an
+is of: another one is refused by its name. Without a folder everything stays in memory. A folder is locked while an
 evaluation works there.
 """
 
@@ -78,23 +76,23 @@ def shards(
     """Cut the data into shards of ``size`` examples; only one is held at a time, and each example copied once."""
     if limit is not None:
         check_count("limit", limit)
-    held: list[tuple[Tensor, Tensor]] = []
+    collected: list[tuple[Tensor, Tensor]] = []
     number, room = 0, size
     for images, labels in _limited(_batches(data, size), limit):
         start = 0
         while start < len(labels):
             part = slice(start, start + room)
-            held.append((images[part], labels[part]))
+            collected.append((images[part], labels[part]))
             start, room = start + room, room - len(labels[part])
             if not room:
-                yield _shard(number, size, held)
-                held, number, room = [], number + 1, size
-    if held:
-        yield _shard(number, size, held)
+                yield _shard(number, size, collected)
+                collected, number, room = [], number + 1, size
+    if collected:
+        yield _shard(number, size, collected)
 
 
-def _shard(number: int, size: int, held: list[tuple[Tensor, Tensor]]) -> Shard:
-    x, y = torch.cat([images for images, _ in held]), torch.cat([labels for _, labels in held])
+def _shard(number: int, size: int, batches: list[tuple[Tensor, Tensor]]) -> Shard:
+    x, y = torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches])
     return Shard(number, number * size, as_images(x.contiguous()), y.cpu(), flat=is_square(x))
 
 
@@ -183,7 +181,7 @@ class Store:
         """Finished shards of versions that kept no digest."""
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """The folder is this evaluation's alone inside; a second one is refused. A kill lets go of it."""
         if self.folder is None:
             yield
@@ -206,17 +204,17 @@ class Store:
         elif found != json.loads(text):
             ours, theirs = json.loads(text), found
             keys = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
-            told = "; ".join(f"{key}: {ours.get(key)!r} here, {theirs.get(key)!r} there" for key in keys)
+            changes = "; ".join(f"{key}: {ours.get(key)!r} here, {theirs.get(key)!r} there" for key in keys)
             hint = ", or give the --step-size it was begun with" if keys == ["step_size"] else ""
-            raise InputError(f"{self.folder} holds another evaluation ({told}); choose another --out{hint}")
+            raise InputError(f"{self.folder} holds another evaluation ({changes}); choose another --out{hint}")
 
     def part(self, shard: int, name: str) -> Record | None:
         """A finished piece of a shard."""
-        return self._unsealed(_part(shard, name), name, self._owner(shard))
+        return self._unsealed(_part_file(shard, name), name, self._owner(shard))
 
     def write_part(self, shard: int, name: str, piece: Record) -> None:
         """Write a finished piece."""
-        self._write(_part(shard, name), json.dumps(sealed(piece, name, self._owner(shard))))
+        self._write(_part_file(shard, name), json.dumps(sealed(piece, name, self._owner(shard))))
 
     def note(self, name: str) -> Record | None:
         """Something found out once for the whole evaluation."""
@@ -233,7 +231,7 @@ class Store:
 
     def finished(self, shard: Shard) -> bool:
         """Whether the shard of these examples is finished; refuses to go on with one of others."""
-        name, digest = _images(shard.number), shard.digest()
+        name, digest = _images_file(shard.number), shard.digest()
         found = self._read(name)
         if found is None:
             self._write(name, digest)
@@ -242,23 +240,23 @@ class Store:
                 f"{self.folder} holds an evaluation on other images (shard {shard.number} has others: another data "
                 "set, or another --limit); give what it was begun with, or choose another --out"
             )
-        if self._read(_store_shard(shard.number)) is None:
+        if self._read(_shard_file(shard.number)) is None:
             return False
         header, rows = self.shard(shard.number)
         ours = list(enumerate(shard.labels.tolist(), start=shard.first))
         if header["first"] != shard.first or [(row["index"], row["label"]) for row in rows] != ours:
-            raise self._misfit(_store_shard(shard.number), "does not hold the examples of its images, one line each")
+            raise self._misfit(_shard_file(shard.number), "does not hold the examples of its images, one line each")
         return True
 
     def write_shard(self, number: int, header: Record, examples: list[Record]) -> None:
         """Write a finished shard: a header line, then a line per example; its pieces are no longer needed."""
-        self._write(_store_shard(number), shard_lines(header, examples, *self._owner(number)))
+        self._write(_shard_file(number), shard_lines(header, examples, *self._owner(number)))
         if self.folder is not None:
             shutil.rmtree(self.folder / PARTS / f"{number:05d}", ignore_errors=True)
 
     def shard(self, number: int) -> tuple[Record, list[Record]]:
         """(header, examples) of a finished shard."""
-        name = _store_shard(number)
+        name = _shard_file(number)
         text = self._read(name)
         if text is None:
             raise InputError(f"{self.folder}: shard {number} is missing; run the same command again")
@@ -269,7 +267,7 @@ class Store:
 
     def _owner(self, shard: int) -> tuple[Any, Any]:
         """What the records of a shard belong to: the settings and the images."""
-        return self._of(), (self._read(_images(shard)) or "").strip()
+        return self._of(), (self._read(_images_file(shard)) or "").strip()
 
     def _of(self) -> Any:
         if self._settings is None:
@@ -310,13 +308,13 @@ class Store:
         write_text_atomic(path, text)
 
 
-def _part(shard: int, name: str) -> str:
+def _part_file(shard: int, name: str) -> str:
     return f"{PARTS}/{shard:05d}/{name.replace('/', '-')}.json"
 
 
-def _images(number: int) -> str:
+def _images_file(number: int) -> str:
     return f"{SHARDS}/{number:05d}.sha256"
 
 
-def _store_shard(number: int) -> str:
+def _shard_file(number: int) -> str:
     return f"{SHARDS}/{number:05d}.jsonl"

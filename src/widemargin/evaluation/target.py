@@ -1,6 +1,4 @@
-"""What an evaluation is pointed at: a run folder or a checkpoint file.
-
-Whatever can be judged: a run folder, a checkpoint of ours, public weights, or a model a function of yours makes.
+"""What can be judged: a run folder, a checkpoint of ours, public weights, or a model that a function of yours makes.
 
 No pickle is ever executed: ``.pt`` and ``.pth`` files are read as tensors alone.
 """
@@ -9,10 +7,8 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
@@ -80,7 +76,7 @@ def load_target(path: Path) -> Target:
         description = replace(description, selection="the checkpoint before the last one")
     if path.is_dir():
         _check_folder(path, file, description)
-        if file.name == LAST and _chose(description.run_config(), description.epoch):
+        if file.name == LAST and _has_chosen(description.run_config(), description.epoch):
             warnings.warn(
                 f"{path / BEST} is missing; these are the run's last weights", WidemarginWarning, stacklevel=2
             )
@@ -111,7 +107,7 @@ def check_run(file: Path, description: Description, config: RunConfig) -> None:
         )
 
 
-def _chose(config: RunConfig, epoch: int) -> bool:
+def _has_chosen(config: RunConfig, epoch: int) -> bool:
     """Whether the run has chosen best weights by then."""
     return config.data.held_out > 0 and epoch >= min(config.watch.every, config.epochs)
 
@@ -170,19 +166,21 @@ def load_model(
     ``normalize`` is what they were trained behind, in words of the command line (``normalization_of``).
     """
     if ":" in text and not Path(text).exists():
-        _refuse(head_scale, normalize, f"{text} makes its own head", f"{text} normalizes by itself")
+        _refuse_options(head_scale, normalize, f"{text} makes its own head", f"{text} normalizes by itself")
         return _from_factory(text)
     path = Path(text)
     check_file(path)
     if path.is_file() and (path.suffix in PICKLED or not _is_ours(path)):
         return _from_public(path, image_shape, head_scale, normalize)
     target = load_target(path)
-    _refuse(head_scale, normalize, *(f"{target.path} says which {part} it has" for part in ("head", "normalization")))
+    _refuse_options(
+        head_scale, normalize, *(f"{target.path} says which {part} it has" for part in ("head", "normalization"))
+    )
     config = target.description.run_config()
     return LoadedModel(target.model, model_info(target), config.evaluation, config.data.name, target)
 
 
-def _refuse(head_scale: float | None, normalize: str | None, own_head: str, own_normalization: str) -> None:
+def _refuse_options(head_scale: float | None, normalize: str | None, own_head: str, own_normalization: str) -> None:
     given = {"--head-scale": (head_scale, own_head), "--normalize": (normalize, own_normalization)}
     for option, (value, reason) in given.items():
         if value is not None:
@@ -220,11 +218,11 @@ def _from_public(
     if image_shape is None:
         raise InputError(f"{path} does not say which images it wants; give --dataset")
     given = None if normalize is None else normalization_of(normalize, image_shape[0], owner="--normalize")
-    guess = infer_architecture(weights, head_scale=head_scale, normalize=given)
-    if guess.normalize is not None and normalize is not None:
+    found = infer_architecture(weights, head_scale=head_scale, normalize=given)
+    if found.normalize is not None and normalize is not None:
         raise InputError(f"--normalize has no effect: {path} holds a normalization of its own; leave it out")
     with no_larger_than(weights, source=str(path)):
-        model = guess.config.build(image_shape=image_shape, num_classes=guess.num_classes, seed=0, make_head=guess.head)
+        model = found.config.build(image_shape=image_shape, num_classes=found.num_classes, seed=0, make_head=found.head)
     load_public_state_dict(model, weights)
     for module in model.modules():
         if isinstance(module, HypersphereHead):  # files of several-GPU runs hold rows that left the sphere
@@ -235,20 +233,9 @@ def _from_public(
         weights="public file",
         selection="unknown: the file does not say",
         head_scale=head_scale,
-        normalize=UNKNOWN if guess.normalize is None and normalize is None else normalize,
+        normalize=UNKNOWN if found.normalize is None and normalize is None else normalize,
     )
     return LoadedModel(model.eval(), subject)
-
-
-def _made(text: str, factory: Callable[..., Any]) -> object:
-    """What it returns; an error inside it is shown as it is."""
-    try:
-        inspect.signature(factory).bind()
-    except TypeError as error:
-        raise InputError(f"{text} is called without arguments: {error}; give a function that takes none") from None
-    except ValueError:  # one that does not say what it takes
-        pass
-    return factory()
 
 
 def _from_factory(text: str) -> LoadedModel:
@@ -259,7 +246,15 @@ def _from_factory(text: str) -> LoadedModel:
         factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise InputError(f"{text!r} is neither a file nor a function: {error}; write package.module:function") from None
-    model = _made(text, factory) if callable(factory) and not isinstance(factory, nn.Module) else factory
+    model = factory
+    if callable(factory) and not isinstance(factory, nn.Module):
+        try:
+            inspect.signature(factory).bind()
+        except TypeError as error:
+            raise InputError(f"{text} is called without arguments: {error}; give a function that takes none") from None
+        except ValueError:  # one that does not say what it takes
+            pass
+        model = factory()  # an error inside it is shown as it is
     if not isinstance(model, nn.Module):
         raise InputError(f"{text} must return a torch.nn.Module, got {type(model).__name__}")
     return LoadedModel(

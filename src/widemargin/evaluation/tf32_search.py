@@ -1,14 +1,13 @@
-"""The network that an attack searches on: with TF32, a copy as the GPU's tensor cores like it.
+"""Attacks that search in TF32: the network they search on, and what becomes of finds that float32 does not confirm.
 
-They want channels last; other layouts are turned around before and after every convolution. Where many passes are to
-come, the copy of a large network is compiled too, which fuses what lies between the convolutions. The copy is for the
-search alone: what it finds is judged by the network itself, in float32. Networks that are not ours are searched as they
-are.
+The search runs on a copy of the network as the GPU's tensor cores like it. They want channels last; other layouts are
+turned around before and after every convolution. Where many passes are to come, the copy of a large network is
+compiled too, which fuses what lies between the convolutions. What it finds is judged by the network itself, in float32.
+Networks that are not ours are searched as they are.
 
-What a search in TF32 found and float32 does not confirm, pushed across the boundary by gradient steps in float32.
-
-The two see the boundary in slightly different places. Attacks that stop as soon as they are across, FAB above all, end
-between them: without a push their finds would be lost, and the network would seem more robust than it is.
+TF32 and float32 see the boundary in slightly different places. Attacks that stop as soon as they are across, FAB above
+all, end between the two: a few gradient steps in float32 take these across, since otherwise their finds would be lost
+and the network would seem more robust than it is.
 """
 
 import copy
@@ -32,6 +31,8 @@ FEW = 32
 """Fewer images than that are not worth a compiled call; torch would compile again for one alone, and for few."""
 MANY_KINDS = 64
 """Torch compiles a function for eight kinds of arguments and no more; each kind of network takes two here."""
+STEPS, SHARE = 10, 0.05
+"""Of a push across the boundary: so many steps at most, each of this share of eps."""
 
 
 def has_tf32(device: torch.device) -> bool:
@@ -47,20 +48,20 @@ def search_model(model: nn.Module, *, tf32: bool, many_like: Tensor | None = Non
     parameter = next(model.parameters(), None)
     if not (tf32 and isinstance(model, Classifier) and parameter is not None and parameter.is_cuda):
         return model
-    turned = channels_last_copy(model)
+    network = channels_last_copy(model)
     if many_like is None or parameter.dtype != torch.float32:
-        return turned
+        return network
     heavy = forward_flops(model, tuple(many_like.shape[1:]), parameter.device) >= HEAVY
-    return compiled(turned, many_like.to(parameter.device), COMPILER) if heavy else turned
+    return compiled(network, many_like.to(parameter.device), COMPILER) if heavy else network
 
 
 def channels_last_copy(model: nn.Module) -> nn.Module:
     """In evaluation mode, without gradients of its own."""
-    turned = copy.deepcopy(model).eval().requires_grad_(False)
-    for parameter in turned.parameters():
+    network = copy.deepcopy(model).eval().requires_grad_(False)
+    for parameter in network.parameters():
         if parameter.dim() == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-    return turned
+    return network
 
 
 def compiled(network: nn.Module, batch: Tensor, compiler: Any) -> nn.Module:
@@ -71,21 +72,21 @@ def compiled(network: nn.Module, batch: Tensor, compiler: Any) -> nn.Module:
     """
     if len(batch) < FEW:
         return network
-    made = _Compiled(network, compiler)
+    module = _CompiledForBatches(network, compiler)
     try:
         with allowing_tf32(), torch._dynamo.config.patch(recompile_limit=MANY_KINDS):
-            made.get_ready(batch)
+            module.compile_for(batch)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever compilers raise; the network itself has been called before
         reason = textwrap.shorten(str(error), 160, placeholder=" ...")
         warnings.warn(f"the search does not compile ({reason}); it runs uncompiled", WidemarginWarning, stacklevel=2)
         return network
-    return made
+    return module
 
 
-class _Compiled(nn.Module):
-    """Calls the compiled network where there are enough images, the plain one otherwise."""
+class _CompiledForBatches(nn.Module):
+    """Calls the compiled network where there are enough images, the uncompiled one otherwise."""
 
     def __init__(self, network: nn.Module, compiler: Any) -> None:
         super().__init__()
@@ -96,42 +97,38 @@ class _Compiled(nn.Module):
             found: Tensor = network(images)
             return found
 
-        self._quick = torch.compile(logits, backend=compiler)
+        self._compiled = torch.compile(logits, backend=compiler)
 
-    def get_ready(self, batch: Tensor) -> None:
+    def compile_for(self, batch: Tensor) -> None:
         """Compile, once without gradients and once with."""
-        batch = _turned(batch.detach())
+        batch = _in_one_layout(batch.detach())
         torch._dynamo.mark_dynamic(batch, 0)
         with torch.no_grad():
-            self._quick(batch)
+            self._compiled(batch)
         with torch.enable_grad():  # the backward pass is compiled when it first runs
             leaf = batch.clone().requires_grad_(True)
             torch._dynamo.mark_dynamic(leaf, 0)
-            torch.autograd.grad(self._quick(leaf).sum(), leaf)
+            torch.autograd.grad(self._compiled(leaf).sum(), leaf)
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits."""
         if len(x) < FEW:
             logits: Tensor = self.network(x)
             return logits
-        x = _turned(x)
+        x = _in_one_layout(x)
         if x.requires_grad and torch.is_grad_enabled():
-            return self._quick(x)
+            return self._compiled(x)
         with torch.no_grad():  # one and the same for the compiler
-            return self._quick(x.detach())
+            return self._compiled(x.detach())
 
 
-def _turned(x: Tensor) -> Tensor:
+def _in_one_layout(x: Tensor) -> Tensor:
     """In one layout whatever it came in: another one would be compiled for again."""
     if x.dim() != 4:
         return x
     if x.shape[1] == 1:  # both layouts are one, with strides that may say either
         return x.flatten(1).view(x.shape)
     return x.contiguous(memory_format=torch.channels_last)
-
-
-STEPS, SHARE = 10, 0.05
-"""So many steps at most, each of this share of eps."""
 
 
 def push_across_boundary(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, threat: Threat) -> Tensor:
