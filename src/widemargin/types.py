@@ -111,7 +111,7 @@ class Head(Protocol):
     ``head(features)`` gives the logits everybody sees: attacks, penalties, evaluation. It is never told the labels,
     because label-dependent logits inside an attack or a KL term go non-finite. ``training_logits`` gives those that the
     cross-entropy of training uses; a large-margin head makes the true class harder there, a linear head changes
-    nothing. A model with such a head has it as ``head``, has ``features(x)``, and its forward is head(features(x)).
+    nothing.
     """
 
     def __call__(self, features: Tensor, /) -> Tensor:
@@ -137,6 +137,19 @@ class Alarm:
 
 
 # Optional: what a part may offer besides.
+
+
+class HeadedModel(Protocol):
+    """A model whose head trains with other logits than it predicts with; forward(x) is head(features(x)).
+
+    Found by its attributes, which may be submodules and may lie behind a wrapper that passes attributes on.
+    """
+
+    head: Head
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the head takes (B, d)."""
+        ...
 
 
 @runtime_checkable

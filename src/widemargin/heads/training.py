@@ -3,31 +3,31 @@
 Any classifier works: one without a head of ours predicts and trains with the same logits.
 """
 
-from typing import Any
+from typing import cast
 
 from torch import Tensor, nn
 
 from widemargin.errors import InputError
 from widemargin.heads.linear import LinearHead
-from widemargin.types import AfterStep, Head
+from widemargin.types import AfterStep, Head, HeadedModel
 
 
 def logits_for_training(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """(logits, label logits): what the model predicts with, and what its label loss sees; one forward pass for both."""
-    head: Any = getattr(model, "head", None)
-    if not _has_margin(head):
+    if not _has_margin(getattr(model, "head", None)):
         _refuse_hidden_margin(model)
         logits: Tensor = model(x)
         return logits, logits
-    network: Any = model
-    if not callable(getattr(network, "features", None)):
+    headed = cast(HeadedModel, model)
+    if not callable(getattr(model, "features", None)):
+        owner = type(model).__name__
         raise InputError(
-            f"{type(model).__name__}.head is a {type(head).__name__}, which needs {type(model).__name__}.features(x): "
-            "what the head takes; write it, and let forward be head(features(x))"
+            f"{owner}.head is a {type(headed.head).__name__}, which needs {owner}.features(x): what the head takes; "
+            "write it, and let forward be head(features(x))"
         )
-    features = network.features(x)
-    logits = head(features)
-    return logits, head.training_logits(features, logits, y)
+    features = headed.features(x)
+    logits = headed.head(features)
+    return logits, headed.head.training_logits(features, logits, y)
 
 
 def _has_margin(head: object) -> bool:
@@ -49,5 +49,5 @@ def _refuse_hidden_margin(model: nn.Module) -> None:
 def after_update(model: nn.Module) -> None:
     """Let every head do what it does once per optimizer step: project its rows, count the step."""
     for module in model.modules():
-        if isinstance(module, AfterStep):
-            module.after_step()
+        if issubclass(type(module), AfterStep):  # by the class: many times faster, and this runs at every step
+            cast(AfterStep, module).after_step()

@@ -239,7 +239,7 @@ def _buffers(nets: Nets) -> list[Tensor]:
 
 def _changed_after_updates(nets: Nets) -> list[Tensor]:
     """Weights of heads that project them after an update (``heads.training.after_update``)."""
-    modules = [module for net in nets.all().values() for module in net.modules() if isinstance(module, AfterStep)]
+    modules = [module for net in nets.all().values() for module in net.modules() if issubclass(type(module), AfterStep)]
     return [parameter for module in modules for parameter in module.parameters()]
 
 

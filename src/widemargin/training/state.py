@@ -16,7 +16,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -186,8 +186,8 @@ def update_average(average: nn.Module, model: nn.Module, *, decay: float, update
         if not name.endswith(STATISTICS):
             buffer.copy_(source[name])
     for module in average.modules():
-        if isinstance(module, AfterAverage):
-            module.after_average()
+        if issubclass(type(module), AfterAverage):
+            cast(AfterAverage, module).after_average()
 
 
 def _averaged_tensors(model: nn.Module) -> dict[str, Tensor]:
