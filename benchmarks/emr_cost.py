@@ -22,7 +22,7 @@ from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
 from widemargin.types import Regularizer
 
 
-def plain_loop(model: nn.Module, x: Tensor) -> Tensor:
+def loop_over_classes(model: nn.Module, x: Tensor) -> Tensor:
     """Exact EMR as the paper describes it: one input gradient per class, one after the other."""
     return naive_penalty(ExactEMR(), model, x, torch.zeros(len(x), dtype=torch.long))
 
@@ -77,9 +77,9 @@ def emr_cost(rounds: Annotated[int, typer.Option(help="How often each is timed."
     }
     steps = {"plain step": training_step(model, x, y, None)}
     steps |= {f"step + {name}": training_step(model, x, y, form) for name, form in forms.items()}
-    steps["step + exact, plain loop"] = training_step(model, x, y, plain_loop)
+    steps["step + exact, plain loop"] = training_step(model, x, y, loop_over_classes)
     steps["exact alone"] = penalty_only(model, x, ExactEMR())
-    steps["exact alone, plain loop"] = penalty_only(model, x, plain_loop)
+    steps["exact alone, plain loop"] = penalty_only(model, x, loop_over_classes)
     seconds = medians(steps, rounds)
     ratios = {
         "step + approximate / plain step": seconds["step + approximate"] / seconds["plain step"],

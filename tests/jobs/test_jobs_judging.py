@@ -12,8 +12,9 @@ from widemargin.data import load
 from widemargin.errors import InputError
 from widemargin.evaluation.shards import Store
 from widemargin.jobs import judging
-from widemargin.jobs.job import best_rows, block_of, choose_rows, cost, jobs
+from widemargin.jobs.job import best_rows, choose_rows, jobs, method_of
 from widemargin.jobs.judging import JUDGMENTS, judgment_of, piece_size, search_for
+from widemargin.jobs.pool import cost
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
 from widemargin.recipes import all_recipes
 from widemargin.recipes.tables import all_tables, find_table
@@ -21,7 +22,7 @@ from widemargin.training import setup
 
 
 def test_blocks_are_the_methods_on_one_network():
-    blocks = {name: list(dict.fromkeys(map(block_of, table.rows))) for name, table in all_tables().items()}
+    blocks = {name: list(dict.fromkeys(map(method_of, table.rows))) for name, table in all_tables().items()}
     methods = ("ST", "ST+LSoftmax", "ST+EMR", "AT", "AT+LSoftmax", "AT+EMR")
     assert blocks["table1"] == [("mnist-mlp", method) for method in methods]
     assert blocks["baselines"] == [("mnist-mlp", "ST"), ("cifar-cnn", "ST"), ("cifar-cnn", "AT")]

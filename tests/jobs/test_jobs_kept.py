@@ -13,7 +13,7 @@ from widemargin.config.checkpoint import load_checkpoint
 from widemargin.config.toml import read_toml, to_dict
 from widemargin.evaluation.target import load_target
 from widemargin.jobs.job import choose_rows, jobs
-from widemargin.jobs.judging import _own, adopt_averaged
+from widemargin.jobs.judging import _averaged_line, adopt_averaged
 from widemargin.recipes.tables import find_table
 from widemargin.training import RunResult, train
 from widemargin.training.run_folder import read_metrics
@@ -127,4 +127,4 @@ def test_it_is_judged_later_and_collected_like_every_row(out, tmp_path):
 
 def test_what_was_measured_of_the_trained_weights_is_not_the_averages():
     line = {"epoch": 1, "loss": 0.5, "test_margin_mean": 2.0, "averaged_test_clean": 9.0}
-    assert _own(line) == {"epoch": 1, "loss": 0.5, "test_clean": 9.0}
+    assert _averaged_line(line) == {"epoch": 1, "loss": 0.5, "test_clean": 9.0}

@@ -75,7 +75,7 @@ def test_rows_of_two_networks_have_the_network_before_their_name(tmp_path, capsy
 
 def test_what_one_table_has_anyway_is_judged_for_the_other(tmp_path, monkeypatch):
     begun = []
-    monkeypatch.setattr(reproduce_module.Crew, "do", lambda self, tasks: begun.extend(tasks) or [])
+    monkeypatch.setattr(reproduce_module, "run_in_turn", lambda tasks, *_, **__: begun.extend(tasks))
     monkeypatch.setattr(reproduce_module.Task, "done", True)
     monkeypatch.setattr(reproduce_module, "_report", lambda *_: None)
     command = ["reproduce", "table1,resnet18", "--quick", "--device", "cpu", "--out", str(tmp_path)]

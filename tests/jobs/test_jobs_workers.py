@@ -241,8 +241,8 @@ def test_ctrl_c_ends_the_children_too(tmp_path):
 def test_a_child_whose_parent_is_gone_stops(tmp_path):
     table = find_table("table1")
     (job,) = jobs(table, choose_rows(table, ["at-emr"]), [0], tmp_path, is_quick=True)
-    means = Resources(data_dir=None, device="cpu", workers=2)
-    told = describe(Task(job), means=means, out=tmp_path)
+    resources = Resources(data_dir=None, device="cpu", workers=2)
+    told = describe(Task(job), resources=resources, out=tmp_path)
     child = subprocess.Popen(
         [sys.executable, "-m", "widemargin.jobs.pool", told],
         stdin=subprocess.PIPE,

@@ -80,17 +80,17 @@ def test_averaged_rows_differ_in_the_averaging_alone(name):
     assert plain.averaging == AveragingConfig(decay=0.999, beside=True)
     assert averaged.averaging == AveragingConfig(decay=0.999)
     assert replace(averaged, name=plain.name, averaging=plain.averaging) == plain
-    assert RECIPES[f"{name}-averaged"].kept_by == name
+    assert RECIPES[f"{name}-averaged"].averages_of == name
 
 
 def test_whose_weights_another_run_keeps_has_one_that_keeps_them():
-    kept = [recipe for recipe in RECIPES.values() if recipe.kept_by]
+    kept = [recipe for recipe in RECIPES.values() if recipe.averages_of]
     assert kept
     for recipe in kept:
-        config = RECIPES[recipe.kept_by].config
+        config = RECIPES[recipe.averages_of].config
         assert recipe.config.averaging is not None
         assert config.averaging == replace(recipe.config.averaging, beside=True)
-        assert not RECIPES[recipe.kept_by].kept_by
+        assert not RECIPES[recipe.averages_of].averages_of
 
 
 def test_the_table_at_the_same_weight_decay():

@@ -1,7 +1,4 @@
-"""The attack that a run has of its own, for measurements at adversarial images.
-
-``widemargin margins``: how far the decision boundary of a trained model is from its data.
-"""
+"""``widemargin margins``: how far the decision boundary of a trained model is from its data, clean or attacked."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +32,7 @@ from widemargin.report.pictures import margin_figure, save_picture
 from widemargin.training.setup import held_out_images, load_splits
 from widemargin.types import Nets
 
+BATCH = 250
 Perturb = Callable[[Tensor, Tensor, torch.Generator], Tensor | None]
 
 
@@ -44,29 +42,6 @@ class OwnAttack:
 
     perturb: Perturb
     described: str
-
-
-def own_attack(target: Target) -> OwnAttack:
-    """Its objective's, else the one it was watched with, else the strongest it is judged by."""
-    config = target.description.run_config()
-    if config.objective.attacks:
-        nets, epoch = Nets(model=target.model), target.description.epoch - 1
-        return OwnAttack(
-            lambda x, y, generator: config.objective.perturb(nets, x, y, epoch=epoch, generator=generator),
-            f"that of training, {config.objective!r}",
-        )
-    judged = None if config.evaluation is None else config.evaluation.strongest()
-    attack, whose = (config.watch.attack, "watch") if config.watch.attack is not None else (judged, "evaluation")
-    if attack is None:
-        raise InputError(
-            "--at adversarial: this run has no attack of its own (objective, watch or evaluation); use clean"
-        )
-    return OwnAttack(
-        lambda x, y, generator: attack(target.model, x, y, generator=generator), f"that of its {whose}, {attack!r}"
-    )
-
-
-BATCH = 250
 
 
 def margins(
@@ -109,6 +84,26 @@ def margins(
     subject = model_info(loaded)
     known = {"weights": described_weights(subject), "notes": list(notes_on(subject))}
     _print(measured, title, norm, path, known | ({} if attack is None else {"attack": attack.described}), as_json)
+
+
+def own_attack(target: Target) -> OwnAttack:
+    """Its objective's, else the one it was watched with, else the strongest it is judged by."""
+    config = target.description.run_config()
+    if config.objective.attacks:
+        nets, epoch = Nets(model=target.model), target.description.epoch - 1
+        return OwnAttack(
+            lambda x, y, generator: config.objective.perturb(nets, x, y, epoch=epoch, generator=generator),
+            f"that of training, {config.objective!r}",
+        )
+    judged = None if config.evaluation is None else config.evaluation.strongest()
+    attack, whose = (config.watch.attack, "watch") if config.watch.attack is not None else (judged, "evaluation")
+    if attack is None:
+        raise InputError(
+            "--at adversarial: this run has no attack of its own (objective, watch or evaluation); use clean"
+        )
+    return OwnAttack(
+        lambda x, y, generator: attack(target.model, x, y, generator=generator), f"that of its {whose}, {attack!r}"
+    )
 
 
 def _images(target: Target, split: str, dataset: str | None, limit: int | None, data_dir: str | None) -> ImageSet:

@@ -1,7 +1,4 @@
-"""What ``widemargin reproduce`` was asked for: tables, rows, seeds, and judgments for later.
-
-``widemargin reproduce``: tables of the paper, row by row, beside the published numbers.
-"""
+"""``widemargin reproduce``: tables of the paper, row by row, beside the published numbers."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -20,16 +17,29 @@ from widemargin.distributed.group import check_single_process
 from widemargin.errors import InputError
 from widemargin.jobs.job import SUMMARY, Job, Resources, Task, best_rows, choose_rows, jobs
 from widemargin.jobs.judging import JUDGMENTS, judgment_of
-from widemargin.jobs.pool import Failure, describe, run_workers
-from widemargin.jobs.pool import reproduce as run_tasks
+from widemargin.jobs.pool import Failure, describe, run_in_turn, run_workers
 from widemargin.recipes.tables import Row, Table, all_tables, find_table
 from widemargin.report.compare import Cell, column_title, compare, followup_line, markdown
 
 BEST = "best"
+FAILED = 1
+JudgeWith = Annotated[
+    str | None,
+    typer.Option(
+        help=f"When all rows are done, comma-separated: {', '.join(JUDGMENTS)} (docs/results.md).", show_default=False
+    ),
+]
+JudgeRows = Annotated[
+    str | None,
+    typer.Option(
+        help="Rows for --judge-with: 'best' is, for each method, the row of the highest PGD accuracy.",
+        show_default=BEST,
+    ),
+]
 
 
 @dataclass(frozen=True)
-class Part:
+class TableJobs:
     """A table, the rows of it that are wanted, and their jobs."""
 
     table: Table
@@ -44,13 +54,13 @@ class Followup:
     judgments: Sequence[str]
     rows: Sequence[Row] | None
 
-    def check(self, parts: Sequence[Part]) -> None:
+    def check(self, parts: Sequence[TableJobs]) -> None:
         """Refuse a judgment that means nothing for a row, before anything is trained; any of them may be the best."""
         for row in self.rows or [row for part in parts for row in part.rows]:
             for name in self.judgments:
                 judgment_of(row.recipe.config, name)
 
-    def tasks(self, parts: Sequence[Part]) -> list[Task]:
+    def tasks(self, parts: Sequence[TableJobs]) -> list[Task]:
         """Each judgment of each of those rows, with every seed; not where the table has it anyway."""
         found: dict[tuple[Path, str], Task] = {}
         for name in self.judgments:
@@ -61,26 +71,81 @@ class Followup:
         return list(found.values())
 
 
-def find_parts(tables: str, rows: str | None, seeds: str, out: Path, *, is_quick: bool) -> list[Part]:
+def reproduce(
+    table: Annotated[str, typer.Argument(help=f"One of {', '.join(all_tables())}; or several, comma-separated.")],
+    out: Annotated[Path, typer.Option(help="Folder for the runs; the same command again goes on where it stopped.")],
+    rows: Annotated[
+        str | None, typer.Option(help="Only these, comma-separated, e.g. st-emr,at-emr.", show_default=False)
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny runs that exercise the code; the numbers mean nothing.")
+    ] = False,
+    max_time: Annotated[
+        str | None, typer.Option(help="Stop with a checkpoint after 25m, 1h30m, ...", show_default=False)
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Jobs (a row with a seed) to run at the same time.")] = 1,
+    judge_with: JudgeWith = None,
+    judge_rows: JudgeRows = None,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+) -> None:
+    """Train and judge the rows of tables, skipping what is done, and set our numbers beside the published ones.
+
+    With several workers the longest jobs begin first; one that crashes does not stop the others.
+    """
+    check_single_process("reproduce", "--workers does several jobs at a time")
+    parts = _wanted(table, rows, seeds, out, is_quick=quick)
+    followup = _followup(parts, judge_with, judge_rows)
+    deadline = time.monotonic() + seconds("--max-time", max_time)
+    if workers < 1:
+        raise InputError(f"--workers must be at least 1, got {workers}")
+    make_folder(out)
+    console = console_for(stderr=True)
+    if quick:
+        say(console, f"quick: {SUMMARY}; the numbers mean nothing")
+    resources = Resources(data_dir=data_dir, device=device, workers=workers)
+
+    def work(tasks: Sequence[Task]) -> list[Failure]:
+        """In this process, or in several; returns what failed."""
+        if workers == 1:
+            run_in_turn(tasks, resources, deadline=deadline, console=console)
+            return []
+        described = partial(describe, resources=resources, out=out)
+        return run_workers(tasks, described, workers=workers, deadline=deadline, console=console)
+
+    tasks = [Task(job) for job in _all_jobs(parts)]
+    failures = work(tasks)
+    if all(task.done for task in tasks):
+        added = followup.tasks(parts)
+        failures += work(added)
+        tasks += added
+    for part in parts:
+        if part.rows:
+            _report(part, out / f"{part.table.name}.md", followup.judgments, quick)
+    _close(tasks, failures, console)
+
+
+def _wanted(tables: str, rows: str | None, seeds: str, out: Path, *, is_quick: bool) -> list[TableJobs]:
     """The tables with their jobs."""
     found = [find_table(name) for name in dict.fromkeys(_names(tables) or [tables])]
     numbers = _seeds(seeds)
     wanted = [(table, _rows(found, table, rows)) for table in found]
-    return [Part(table, chosen, jobs(table, chosen, numbers, out, is_quick=is_quick)) for table, chosen in wanted]
+    return [TableJobs(table, chosen, jobs(table, chosen, numbers, out, is_quick=is_quick)) for table, chosen in wanted]
 
 
-def find_followup(parts: Sequence[Part], judge_with: str | None, judge_rows: str | None) -> Followup:
+def _followup(parts: Sequence[TableJobs], judge_with: str | None, judge_rows: str | None) -> Followup:
     """What is done when all of them are, checked."""
     judgments, named = _judgments(parts, judge_with, judge_rows), None
     if judge_rows not in (None, BEST):
         wanted = _joined([row for part in parts for row in part.rows])
         named = choose_rows(wanted, _names(judge_rows or ""), "--judge-rows")
-    later = Followup(judgments, named)
-    later.check(parts)
-    return later
+    followup = Followup(judgments, named)
+    followup.check(parts)
+    return followup
 
 
-def all_jobs(parts: Sequence[Part]) -> list[Job]:
+def _all_jobs(parts: Sequence[TableJobs]) -> list[Job]:
     """Each once: tables may share a row. With margins, if one of them reports margins."""
     found: dict[Path, Job] = {}
     for job in (job for part in parts for job in part.work):
@@ -113,7 +178,7 @@ def _seeds(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _judgments(parts: Sequence[Part], text: str | None, rows: str | None) -> list[str]:
+def _judgments(parts: Sequence[TableJobs], text: str | None, rows: str | None) -> list[str]:
     if text is None:
         if rows is not None:
             raise InputError("--judge-rows has no effect without --judge-with; give e.g. --judge-with autoattack")
@@ -129,89 +194,7 @@ def _judgments(parts: Sequence[Part], text: str | None, rows: str | None) -> lis
     return list(dict.fromkeys(names))
 
 
-FAILED = 1
-
-JudgeWith = Annotated[
-    str | None,
-    typer.Option(
-        help=f"When all rows are done, comma-separated: {', '.join(JUDGMENTS)} (docs/results.md).", show_default=False
-    ),
-]
-JudgeRows = Annotated[
-    str | None,
-    typer.Option(
-        help="Rows for --judge-with: 'best' is, for each method, the row of the highest PGD accuracy.",
-        show_default=BEST,
-    ),
-]
-
-
-def reproduce(
-    table: Annotated[str, typer.Argument(help=f"One of {', '.join(all_tables())}; or several, comma-separated.")],
-    out: Annotated[Path, typer.Option(help="Folder for the runs; the same command again goes on where it stopped.")],
-    rows: Annotated[
-        str | None, typer.Option(help="Only these, comma-separated, e.g. st-emr,at-emr.", show_default=False)
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny runs that exercise the code; the numbers mean nothing.")
-    ] = False,
-    max_time: Annotated[
-        str | None, typer.Option(help="Stop with a checkpoint after 25m, 1h30m, ...", show_default=False)
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Jobs (a row with a seed) to run at the same time.")] = 1,
-    judge_with: JudgeWith = None,
-    judge_rows: JudgeRows = None,
-    data_dir: DataDir = None,
-    device: Device = "auto",
-) -> None:
-    """Train and judge the rows of tables, skipping what is done, and set our numbers beside the published ones.
-
-    With several workers the longest jobs begin first; one that crashes does not stop the others.
-    """
-    check_single_process("reproduce", "--workers does several jobs at a time")
-    parts = find_parts(table, rows, seeds, out, is_quick=quick)
-    later = find_followup(parts, judge_with, judge_rows)
-    deadline = time.monotonic() + seconds("--max-time", max_time)
-    if workers < 1:
-        raise InputError(f"--workers must be at least 1, got {workers}")
-    make_folder(out)
-    console = console_for(stderr=True)
-    if quick:
-        say(console, f"quick: {SUMMARY}; the numbers mean nothing")
-    crew = Crew(out, Resources(data_dir=data_dir, device=device, workers=workers), deadline, console)
-    tasks = [Task(job) for job in all_jobs(parts)]
-    failures = crew.do(tasks)
-    if all(task.done for task in tasks):
-        added = later.tasks(parts)
-        failures += crew.do(added)
-        tasks += added
-    for part in parts:
-        if part.rows:
-            _report(part, out / f"{part.table.name}.md", later.judgments, quick)
-    _close(tasks, failures, console)
-
-
-@dataclass(frozen=True)
-class Crew:
-    """Those who do the work: this process, or several."""
-
-    out: Path
-    means: Resources
-    deadline: float
-    console: Console
-
-    def do(self, tasks: Sequence[Task]) -> list[Failure]:
-        """What is not done."""
-        if self.means.workers == 1:
-            run_tasks(tasks, self.means, deadline=self.deadline, console=self.console)
-            return []
-        told = partial(describe, means=self.means, out=self.out)
-        workers = self.means.workers
-        return run_workers(tasks, told, workers=workers, deadline=self.deadline, console=self.console)
-
-
-def _report(part: Part, path: Path, judgments: Sequence[str], quick: bool) -> None:
+def _report(part: TableJobs, path: Path, judgments: Sequence[str], quick: bool) -> None:
     table, rows = part.table, part.rows
     results = [[found for job in part.work if job.row is row and (found := job.result()) is not None] for row in rows]
     columns = table.columns
@@ -222,7 +205,7 @@ def _report(part: Part, path: Path, judgments: Sequence[str], quick: bool) -> No
         for row, members in zip(rows, results, strict=True)
     ]
     note = "quick runs: the numbers mean nothing" if quick else ""
-    lines = list(_later_lines(part, [name for name in judgments if name not in columns]))
+    lines = list(_followup_lines(part, [name for name in judgments if name not in columns]))
     text = markdown(table.title, columns, compared, note)
     write_text_atomic(path, text + "".join(f"\n- {line}" for line in lines) + "\n" * bool(lines))
     title = f"{table.title}: ours / paper (difference)"
@@ -230,14 +213,14 @@ def _report(part: Part, path: Path, judgments: Sequence[str], quick: bool) -> No
     shown = [
         (name, *(cells[column].text() for column in columns)) for name, (_, cells) in zip(short, compared, strict=True)
     ]
-    told = [note] * bool(note) + lines + [f"also in {path}"]
+    notes = [note] * bool(note) + lines + [f"also in {path}"]
     show_table(
-        console_for(), ("row", *map(column_title, columns)), shown, left=1 + len(columns), title=title, notes=told
+        console_for(), ("row", *map(column_title, columns)), shown, left=1 + len(columns), title=title, notes=notes
     )
 
 
-def _later_lines(part: Part, judgments: Sequence[str]) -> Iterator[str]:
-    """What later judgments found that is no column of the table."""
+def _followup_lines(part: TableJobs, judgments: Sequence[str]) -> Iterator[str]:
+    """What further judgments found that is no column of the table."""
     for name in judgments:
         for job in part.work:
             report = job.judged_with(name)

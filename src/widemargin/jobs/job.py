@@ -1,25 +1,17 @@
-"""A recipe made small: every line of its code still runs, on two cores, in seconds. Its numbers mean nothing.
-
-Two epochs (schedules and burn-in shrunk with them), a handful of embedded images, two attack steps, narrow networks.
-
-A job: one row of a table with one seed, in a folder of its own, ``OUT/<recipe>/seed-<n>``.
+"""A job: one row of a table with one seed, in a folder of its own, ``OUT/<recipe>/seed-<n>``.
 
 The run is inside, and ``result.json`` when it is judged. Tables that share a row share its folder. A row whose weights
-another row's run keeps beside its own (``Recipe.kept_by``) is trained there (``kept``).
+another row's run keeps beside its own (``Recipe.averages_of``) is trained there. A task is a job to train and judge, or a
+finished job to judge once more; a task that is done is not done again.
 
-The best rows of a table by our own numbers: in each block, the highest accuracy under the table's strongest PGD.
+The best rows of a table are so by our own numbers: for each method on each network (the rows of the paper's table with
+the same name, which differ in weight decay) the row of the highest accuracy under the table's strongest PGD.
 
-A block is one method on one network: the rows of the paper's table with the same name, which differ in weight decay.
-
-A task: a job to train and judge, or a finished job to judge once more. A task that is done is not done again.
-
-Which job takes longest, as far as its configuration tells: the network, then passes through it.
-
-A step of training is one forward and backward pass, one more for each step of its attack, and what the penalty takes:
-exact EMR a gradient for each class, the others one or two.
+A quick job is its recipe made small: two epochs (schedules and burn-in shrunk with them), a handful of embedded images,
+two attack steps, narrow networks. Every line of its code still runs, in seconds; its numbers mean nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -32,56 +24,12 @@ from widemargin.config.toml import differences, read_toml
 from widemargin.core.records import read_table
 from widemargin.errors import InputError
 from widemargin.evaluation.folder import REPORT
-from widemargin.models.classifier import ModelConfig, facts_of
+from widemargin.models.classifier import ModelConfig
 from widemargin.objectives.mail import Mail
 from widemargin.recipes import find_recipe
 from widemargin.recipes.recipe import Recipe
 from widemargin.recipes.tables import Row, Table
 from widemargin.schedules import Piecewise, Steps
-
-EPOCHS, BATCH, TRAIN, TEST, HELD_OUT, MARGINS, ATTACK_STEPS = 2, 32, 64, 40, 20, 16, 2
-EMBEDDED = {"mnist": "mnist-embedded", "cifar10": "cifar10-embedded"}
-SUMMARY = (
-    f"{EPOCHS} epochs, {TRAIN} embedded training and {TEST} test images, batches of {BATCH}, {ATTACK_STEPS} attack "
-    "steps, WRN-10-1 and ResNet-18 of width 8"
-)
-
-
-def smoke(config: RunConfig) -> RunConfig:
-    """The same run, made small."""
-    small: RunConfig = _small(config, EPOCHS / config.epochs)
-    return replace(
-        small,
-        epochs=EPOCHS,
-        batch_size=min(config.batch_size, BATCH),
-        data=replace(
-            config.data,
-            name=EMBEDDED.get(config.data.name, config.data.name),
-            held_out=min(config.data.held_out, HELD_OUT),
-            train_limit=TRAIN,
-            test_limit=TEST,
-        ),
-        watch=replace(small.watch, margin_samples=MARGINS),
-    )
-
-
-def _small(value: Any, ratio: float) -> Any:
-    """The value with everything inside it made small."""
-    if isinstance(value, ModelConfig):
-        return value.smoke()
-    if isinstance(value, PGD):
-        return replace(value, steps=min(value.steps, ATTACK_STEPS))
-    if isinstance(value, Steps):
-        return replace(value, milestones=tuple(epoch * ratio for epoch in value.milestones))
-    if isinstance(value, Piecewise):
-        return replace(value, points=tuple((epoch * ratio, factor) for epoch, factor in value.points))
-    if not is_dataclass(value) or isinstance(value, type | DataConfig):
-        return value
-    parts = {field.name: _small(getattr(value, field.name), ratio) for field in fields(value) if field.init}
-    if isinstance(value, Mail):
-        parts["burn_in"] = min(value.burn_in, 1)
-    return replace(value, **parts)
-
 
 RUN, RESULT = "run", "result.json"
 
@@ -127,19 +75,19 @@ class Job:
             return None
         result = read_table(path, "remove it, and the same command judges the job again")
         ours = self.row.recipe.name, self.seed
-        told = result.get("recipe", ours[0]), result.get("seed", ours[1])
-        if told != ours:
+        recorded = result.get("recipe", ours[0]), result.get("seed", ours[1])
+        if recorded != ours:
             raise InputError(
-                f"{path} is of {told[0]}, seed {told[1]}, and its folder is of {ours[0]}, seed {ours[1]}; put back its "
-                "own, or remove it, and the same command judges the job again"
+                f"{path} is of {recorded[0]}, seed {recorded[1]}, and its folder is of {ours[0]}, seed {ours[1]}; put "
+                "back its own, or remove it, and the same command judges the job again"
             )
         if result["quick"] != self.quick:
             raise InputError(
                 f"{path} is of a run {_kind(result['quick'])}, this one is {_kind(self.quick)}; choose another --out"
             )
         self._check_recipe()
-        later = self.judged_with("autoattack") or {"accuracy": {}}
-        added = {name: value for name, value in later["accuracy"].items() if name == "autoattack"}
+        judged = self.judged_with("autoattack") or {"accuracy": {}}
+        added = {name: value for name, value in judged["accuracy"].items() if name == "autoattack"}
         return result | {"accuracy": result["accuracy"] | added}
 
     def _check_recipe(self) -> None:
@@ -178,11 +126,11 @@ def choose_rows(table: Table, names: Sequence[str] | None, option: str = "--rows
         return list(table.rows)
     chosen = []
     for name in names:
-        fits = [row for row in table.rows if name in (row.recipe.name, row.recipe.name.split("/")[1])]
-        if not fits:
+        found = [row for row in table.rows if name in (row.recipe.name, row.recipe.name.split("/")[1])]
+        if not found:
             known = ", ".join(dict.fromkeys(row.recipe.name for row in table.rows))
             raise InputError(f"{option}: {name!r} is not in this table; its rows are {known}")
-        chosen += fits
+        chosen += found
     return chosen
 
 
@@ -200,35 +148,29 @@ def jobs(table: Table, rows: Sequence[Row], seeds: Sequence[int], out: Path, *, 
             quick=is_quick,
             margins=margins,
         )
-        for row, trained in ((row, _trained(row.recipe)) for row in rows)
+        for row in rows
+        for trained in (find_recipe(row.recipe.averages_of) if row.recipe.averages_of else row.recipe,)
         for seed in seeds
     ]
-
-
-def _trained(recipe: Recipe) -> Recipe:
-    return find_recipe(recipe.kept_by) if recipe.kept_by else recipe
 
 
 def _folder(out: Path, recipe: Recipe, seed: int) -> Path:
     return out / recipe.name.replace("/", "-") / f"seed-{seed}"
 
 
-Block = tuple[str, str]
-
-
-def block_of(row: Row) -> Block:
+def method_of(row: Row) -> tuple[str, str]:
     """("mnist-mlp", "AT+LSoftmax"), say; a row that the paper does not have is one of ST or AT."""
     config = row.recipe.config
     return config.name.split("/")[0], row.published.row or ("AT" if config.objective.attacks else "ST")
 
 
 def best_rows(rows: Sequence[Row], work: Sequence[Job]) -> list[Row]:
-    """The best row of each block, over the seeds that are done; of equal ones the first."""
-    best: dict[Block, tuple[float, Row]] = {}
+    """The best row of each method, over the seeds that are done; of equal ones the first."""
+    best: dict[tuple[str, str], tuple[float, Row]] = {}
     for row in rows:
-        score = _score([job for job in work if job.row is row])
-        if score is not None and (block_of(row) not in best or score > best[block_of(row)][0]):
-            best[block_of(row)] = score, row
+        score, method = _score([job for job in work if job.row is row]), method_of(row)
+        if score is not None and (method not in best or score > best[method][0]):
+            best[method] = score, row
     return [row for _, row in best.values()]
 
 
@@ -268,24 +210,45 @@ class Resources:
     workers: int = 1
 
 
-PENALTIES = {"exact": 20, "approximate": 4, "stochastic": 4}
-IGR = 2
+EPOCHS, BATCH, TRAIN, TEST, HELD_OUT, MARGINS, ATTACK_STEPS = 2, 32, 64, 40, 20, 16, 2
+EMBEDDED = {"mnist": "mnist-embedded", "cifar10": "cifar10-embedded"}
+SUMMARY = (
+    f"{EPOCHS} epochs, {TRAIN} embedded training and {TEST} test images, batches of {BATCH}, {ATTACK_STEPS} attack "
+    "steps, WRN-10-1 and ResNet-18 of width 8"
+)
 
 
-def longest_first(tasks: list[Task]) -> list[Task]:
-    """The tasks, the longest first; equal ones as they were."""
-    return sorted(tasks, key=lambda task: cost(task.job.config), reverse=True)
+def smoke(config: RunConfig) -> RunConfig:
+    """The same run made small, as ``--quick`` has it: every line of its code runs, and its numbers mean nothing."""
+    small: RunConfig = _small(config, EPOCHS / config.epochs)
+    return replace(
+        small,
+        epochs=EPOCHS,
+        batch_size=min(config.batch_size, BATCH),
+        data=replace(
+            config.data,
+            name=EMBEDDED.get(config.data.name, config.data.name),
+            held_out=min(config.data.held_out, HELD_OUT),
+            train_limit=TRAIN,
+            test_limit=TEST,
+        ),
+        watch=replace(small.watch, margin_samples=MARGINS),
+    )
 
 
-def cost(config: RunConfig) -> tuple[int, float]:
-    """To be compared, with the costs of other runs on the same data; it is no time."""
-    attack = max((part.steps for part in _parts(config.objective) if isinstance(part, PGD)), default=0)
-    penalty = PENALTIES.get(config.emr.kind, 0) if config.emr else 0
-    return facts_of(config.model).cost_rank, config.epochs * (1 + attack + penalty + IGR * (config.igr is not None))
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    yield value
-    if is_dataclass(value):
-        for field in fields(value):
-            yield from _parts(getattr(value, field.name))
+def _small(value: Any, ratio: float) -> Any:
+    """The value with everything inside it made small."""
+    if isinstance(value, ModelConfig):
+        return value.smoke()
+    if isinstance(value, PGD):
+        return replace(value, steps=min(value.steps, ATTACK_STEPS))
+    if isinstance(value, Steps):
+        return replace(value, milestones=tuple(epoch * ratio for epoch in value.milestones))
+    if isinstance(value, Piecewise):
+        return replace(value, points=tuple((epoch * ratio, factor) for epoch, factor in value.points))
+    if not is_dataclass(value) or isinstance(value, type | DataConfig):
+        return value
+    parts = {field.name: _small(getattr(value, field.name), ratio) for field in fields(value) if field.init}
+    if isinstance(value, Mail):
+        parts["burn_in"] = min(value.burn_in, 1)
+    return replace(value, **parts)

@@ -1,28 +1,21 @@
-"""Weights that another job's run keeps beside its own become a run folder of the job they are for.
+"""How a job is done: trained, judged as its recipe's plan says with the margins its table reports, and judged by more.
 
-It is what that job's own training would have left, without what resuming needs: the configuration, the metrics with
-the alarms that they raise, and the weights. So everything that reads a job's folder finds it as usual.
+``result.json`` is the judgment of the table. A judgment beyond it is an evaluation folder beside it, named after it:
 
-What a finished job may be judged with later, by name, and what each name means for a recipe.
+- ``autoattack`` is at the recipe's own eps, on all test images; the others take the first 1,000.
+- ``distance`` is in L2, in which the paper measures margins.
+- ``eps`` is PGD-100 at several eps around the recipe's, with steps of eps/4, as the recipes have it on CIFAR-10.
+- ``autoattack-8-255`` is at the eps of RobustBench, which 0.031 is not.
 
-``autoattack`` is at the recipe's own eps, on all test images; the others take the first 1,000. ``distance`` is in L2,
-in which the paper measures margins. ``eps`` is PGD-100 at several eps around the recipe's, with steps of eps/4, as the
-recipes have it on CIFAR-10. ``autoattack-8-255`` is at the eps of RobustBench, which 0.031 is not.
-
-How a trained job is judged: as its recipe's plan says, with the margins its table reports; and later by more.
-
-``result.json`` is the judgment of the table. A later judgment (``judgments.py``) is an evaluation folder beside it,
-named after it. Whatever is interrupted goes on.
-
-A task: a job to train and judge, or a finished job to judge once more. A task that is done is not done again.
+Averaged weights that another job's run keeps beside its own become a run folder of the job they are for: what that
+job's own training would have left, without what resuming needs, so that whoever reads a job's folder finds it as usual.
+Whatever is interrupted goes on.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -62,44 +55,9 @@ from widemargin.training.trainer import RunResult, train
 from widemargin.training.watch import MEASURED, batch_size, first_samples, training_points
 from widemargin.types import Nets, Norm
 
+CHECKPOINT_PAUSE = 30.0
+"""Seconds: an epoch of a small network takes no longer than its checkpoint; a kill costs half a minute at most."""
 PREFIX, ALARMS = f"{AVERAGED}_", "alarms"
-
-
-def adopt_averaged(job: Job, run: RunResult) -> RunResult:
-    """The run to be judged: the one that was trained, or the job's part of it, in the job's own folder."""
-    folder = job.folder / RUN
-    if run.folder == folder:
-        return run
-    make_folder(folder)
-    for weights in sorted((run.folder / AVERAGED).glob("*.safetensors")):
-        _adopt(weights, folder / weights.name, job.config)
-    metrics = _with_alarms([_own(line) for line in run.metrics], job.config)
-    write_text_atomic(folder / METRICS, "".join(json.dumps(line) + "\n" for line in metrics))
-    write_text_atomic(folder / CONFIG, to_toml(job.config))
-    return RunResult(folder, run.finished, run.epoch, metrics)
-
-
-def _adopt(source: Path, place: Path, config: RunConfig) -> None:
-    """The same weights, under the name and the configuration of their job."""
-    checkpoint = load_checkpoint(source)
-    save_checkpoint(place, replace(checkpoint, description=replace(checkpoint.description, config=to_dict(config))))
-
-
-def _own(line: Line) -> Line:
-    """The line as the averaged weights' own: what was measured of the trained ones is left out."""
-    shared = {key: value for key, value in line.items() if not key.startswith((ALARMS, PREFIX, *MEASURED))}
-    return shared | {key.removeprefix(PREFIX): value for key, value in line.items() if key.startswith(PREFIX)}
-
-
-def _with_alarms(lines: Iterable[Line], config: RunConfig) -> list[Line]:
-    """Each line with the alarms that it raises, as a run notes them."""
-    told: list[Line] = []
-    for line in lines:
-        alarms = new_alarms([*told, line], config)
-        told.append(line | ({ALARMS: [alarm.name for alarm in alarms]} if alarms else {}))
-    return told
-
-
 FIRST = 1000
 """So many test images are judged where it takes long."""
 RADII: dict[float, tuple[str, ...]] = {
@@ -126,7 +84,7 @@ def judgment_of(config: RunConfig, name: str) -> Judgment:
     plan = config.evaluation
     if plan is None:
         raise InputError(f"--judge-with {name}: {config.name} has no evaluation plan, so no eps")
-    return _MAKERS[name](config, plan)
+    return _JUDGMENTS[name](config, plan)
 
 
 def _autoattack(_config: RunConfig, plan: EvaluationConfig) -> Judgment:
@@ -157,17 +115,63 @@ def _described(config: RunConfig, plan: EvaluationConfig) -> str:
     return f"but {where}; choose others with --judge-rows or --rows"
 
 
-_MAKERS: dict[str, Callable[[RunConfig, EvaluationConfig], Judgment]] = {
+_JUDGMENTS: dict[str, Callable[[RunConfig, EvaluationConfig], Judgment]] = {
     "autoattack": _autoattack,
     "distance": _distance,
     "eps": _over_eps,
     "autoattack-8-255": _autoattack_8_255,
 }
-JUDGMENTS = tuple(_MAKERS)
+JUDGMENTS = tuple(_JUDGMENTS)
 """Their names."""
 
 
-def judge(job: Job, run: RunResult, splits: Splits, *, device: torch.device, workers: int) -> None:
+def perform(task: Task, resources: Resources, *, max_seconds: float, console: Console) -> None:
+    """Do it, or as much of it as the time allows."""
+    job, device = task.job, choose_device(resources.device)
+    if task.judgment is not None:
+        _judge_further(job, task.judgment, data_dir=resources.data_dir, device=device)
+        return
+    config = job.trained_config
+    splits = load_splits(config.data, seed=config.seed, data_dir=resources.data_dir, device=device)
+    run = train(
+        config,
+        out=job.trained_in,
+        device=resources.device,
+        splits=splits,
+        max_seconds=max_seconds,
+        console=console,
+        checkpoint_pause=CHECKPOINT_PAUSE,
+    )
+    if run.finished:
+        _judge(job, adopt_averaged(job, run), splits, device=device, workers=resources.workers)
+
+
+def adopt_averaged(job: Job, run: RunResult) -> RunResult:
+    """The run to be judged: the one that was trained, or the job's part of it, in the job's own folder."""
+    folder = job.folder / RUN
+    if run.folder == folder:
+        return run
+    make_folder(folder)
+    for path in sorted((run.folder / AVERAGED).glob("*.safetensors")):
+        checkpoint = load_checkpoint(path)  # the same weights, under the name and the configuration of their job
+        description = replace(checkpoint.description, config=to_dict(job.config))
+        save_checkpoint(folder / path.name, replace(checkpoint, description=description))
+    metrics: list[Line] = []
+    for line in map(_averaged_line, run.metrics):  # with the alarms that it raises, as a run notes them
+        alarms = new_alarms([*metrics, line], job.config)
+        metrics.append(line | ({ALARMS: [alarm.name for alarm in alarms]} if alarms else {}))
+    write_text_atomic(folder / METRICS, "".join(json.dumps(line) + "\n" for line in metrics))
+    write_text_atomic(folder / CONFIG, to_toml(job.config))
+    return RunResult(folder, run.finished, run.epoch, metrics)
+
+
+def _averaged_line(line: Line) -> Line:
+    """The line as the averaged weights' own: what was measured of the trained ones is left out."""
+    shared = {key: value for key, value in line.items() if not key.startswith((ALARMS, PREFIX, *MEASURED))}
+    return shared | {key.removeprefix(PREFIX): value for key, value in line.items() if key.startswith(PREFIX)}
+
+
+def _judge(job: Job, run: RunResult, splits: Splits, *, device: torch.device, workers: int) -> None:
     """Write the job's ``result.json``; the images are those of the run, on the device."""
     began = time.monotonic()
     config = job.config
@@ -178,21 +182,25 @@ def judge(job: Job, run: RunResult, splits: Splits, *, device: torch.device, wor
             "remove the folder to train again"
         )
     model = target.model.to(device)
-    accuracy = _accuracy(job, model, splits.test, target)
+    plan = config.evaluation
+    accuracy = {} if plan is None else _evaluated(job, "evaluation", plan, model, splits.test, target).accuracy
     measured = _margins(job, model, splits) if job.margins else {}
+    lost = run.epoch - len(run.metrics)  # epochs without a line in the metrics: their time and curves are missing
     result = {
         "recipe": job.row.recipe.name,
         "seed": job.seed,
         "quick": job.quick,
         "accuracy": accuracy,
         **{name: asdict(margins.over_correct()) for name, margins in measured.items()},
-        "histograms": {name: asdict(_counted(margins)) for name, margins in measured.items()},
+        "histograms": {
+            name: asdict(count_margins(margins.margins, width=WIDTHS["l2"])) for name, margins in measured.items()
+        },
         "trained_as": job.trained.name,
         "weights": target.description.which,
         "selection": target.description.selection,
         "epoch": target.description.epoch,
         "training_seconds": round(sum(line["seconds"] for line in run.metrics), 3),
-        **_lost(run),
+        **({"epochs_lost": lost} if lost else {}),
         "evaluation_seconds": round(time.monotonic() - began, 3),
         "workers": workers,
         "device": hardware_name(device),
@@ -203,12 +211,6 @@ def judge(job: Job, run: RunResult, splits: Splits, *, device: torch.device, wor
     write_text_atomic(job.folder / RESULT, json.dumps(sealed(result), indent=2) + "\n")
 
 
-def _lost(run: RunResult) -> dict[str, int]:
-    """How many epochs have no line in the metrics, where some were lost: their time and curves are missing."""
-    lost = run.epoch - len(run.metrics)
-    return {"epochs_lost": lost} if lost else {}
-
-
 def _margins(job: Job, model: nn.Module, splits: Splits) -> dict[str, MeasuredMargins]:
     config = job.config
     points = training_points(Nets(model=model), splits.train, config, config.epochs)
@@ -217,16 +219,6 @@ def _margins(job: Job, model: nn.Module, splits: Splits) -> dict[str, MeasuredMa
         "margin_train": measure_margins(model, first_samples(points, samples, batch_size(config, splits.train))),
         "margin_test": measure_margins(model, in_order(splits.test, batch_size(config, splits.test))),
     }
-
-
-def _counted(measured: MeasuredMargins) -> Any:
-    return count_margins(measured.margins, width=WIDTHS["l2"])
-
-
-def _accuracy(job: Job, model: nn.Module, test: ImageSet, target: Target) -> dict[str, float]:
-    """As the recipe's plan says, with the records beside the run; an interrupted evaluation goes on."""
-    plan = job.config.evaluation
-    return {} if plan is None else _evaluated(job, "evaluation", plan, model, test, target).accuracy
 
 
 def _evaluated(
@@ -240,7 +232,7 @@ def _evaluated(
     limit: int | None = None,
     distance: bool = False,
 ) -> Report:
-    """The evaluation in that folder of the job."""
+    """The evaluation in that folder of the job; an interrupted one goes on."""
     device = next(model.parameters()).device
     size = piece_size(job.config.model, device) if device.type == "cuda" else None
     return evaluate(
@@ -281,7 +273,7 @@ def search_for(config: RunConfig, attacks: Sequence[str]) -> str:
     return "tf32" if wanted == "always" or (wanted == "autoattack" and AUTOATTACK in attacks) else "float32"
 
 
-def judge_with(job: Job, name: str, *, data_dir: str | None, device: torch.device) -> None:
+def _judge_further(job: Job, name: str, *, data_dir: str | None, device: torch.device) -> None:
     """Judge a finished job once more; the evaluation is in the folder of that name."""
     data = job.config.data
     plan = judgment_of(job.row.recipe.config, name)
@@ -289,28 +281,3 @@ def judge_with(job: Job, name: str, *, data_dir: str | None, device: torch.devic
     test = load(data.name, "test", data_dir=data_dir, limit=data.test_limit).to(device)
     model = target.model.to(device)
     _evaluated(job, name, plan, model, test, target, limit=plan.limit, distance=plan.distance)
-
-
-CHECKPOINT_PAUSE = 30.0
-"""Seconds: an epoch of a small network takes no longer than its checkpoint; a kill costs half a minute at most."""
-
-
-def perform(task: Task, means: Resources, *, max_seconds: float, console: Console) -> None:
-    """Do it, or as much of it as the time allows."""
-    job, device = task.job, choose_device(means.device)
-    if task.judgment is not None:
-        judge_with(job, task.judgment, data_dir=means.data_dir, device=device)
-        return
-    config = job.trained_config
-    splits = load_splits(config.data, seed=config.seed, data_dir=means.data_dir, device=device)
-    run = train(
-        config,
-        out=job.trained_in,
-        device=means.device,
-        splits=splits,
-        max_seconds=max_seconds,
-        console=console,
-        checkpoint_pause=CHECKPOINT_PAUSE,
-    )
-    if run.finished:
-        judge(job, adopt_averaged(job, run), splits, device=device, workers=means.workers)

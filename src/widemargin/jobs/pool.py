@@ -1,17 +1,11 @@
-"""A process at work on one task: its lines are passed on, its end is understood.
+"""Tasks done one after the other in this process, or several at a time, each in a process of its own.
 
-Several tasks at a time, each in a process; the longest first, and one deadline for all.
+Several at a time: the longest first, and one deadline for all. A task that crashes does not stop the others. At the
+deadline, at Ctrl-C and at SIGTERM no task is begun any more, and those at work are asked to stop: training ends at a
+step boundary with a checkpoint, an evaluation keeps its finished pieces.
 
-A task that crashes does not stop the others. At the deadline, at Ctrl-C and at SIGTERM no task is begun any more, and
-those at work are asked to stop: training ends with a checkpoint, an evaluation keeps its finished pieces.
-
-A process that does one task: ``python -m widemargin.jobs.pool JSON``.
-
-It ends as a run ends: SIGTERM stops training at a step boundary with a checkpoint; an evaluation ends at once and keeps
-its finished pieces. Its standard input is a line to the parent; when the parent is gone, killed even, the process stops
-as at SIGTERM.
-
-Train and judge rows of the paper's tables; what is done is skipped, what was interrupted goes on.
+A process of its own is ``python -m widemargin.jobs.pool JSON``. Its standard input is a line to the parent: when the
+parent is gone, killed even, the process stops as at SIGTERM.
 """
 
 import json
@@ -23,25 +17,29 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from widemargin.attacks.pgd import PGD
+from widemargin.config.run import RunConfig
 from widemargin.core.screen import console_for, lasting_streams, one_line, say
 from widemargin.core.signals import Stop
 from widemargin.errors import InputError, WidemarginWarning
-from widemargin.jobs.job import Resources, Task, choose_rows, jobs, longest_first
+from widemargin.jobs.job import Resources, Task, choose_rows, jobs
 from widemargin.jobs.judging import perform
+from widemargin.models.classifier import facts_of
 from widemargin.recipes.tables import find_table
 
 PROGRAM = ("-m", "widemargin.jobs.pool")
 OUTPUT = "output.txt"
 PATIENCE = 120.0
 """Seconds between asking to stop and killing: a step may be compiling."""
+POLL_SECONDS = 0.1
 
 Say = Callable[[str], None]
 
@@ -61,8 +59,8 @@ class Worker:
         self.task = task
         self._last = ""
         """The last line that is not empty."""
-        self._kept = True
-        """Whether every line could be kept."""
+        self._writable = True
+        """Whether every line could be written."""
         self._asked: float | None = None
         self._process = subprocess.Popen(
             [sys.executable, *PROGRAM, description],
@@ -72,7 +70,7 @@ class Worker:
             text=True,
             encoding="utf-8",
             errors="replace",
-            env=_surroundings(threads),
+            env=_environment(threads),
             start_new_session=True,  # Ctrl-C reaches the parent alone, which asks each process once
         )
         self._reader = threading.Thread(target=self._read, args=(say,), daemon=True)
@@ -122,37 +120,41 @@ class Worker:
         for line in self._process.stdout or ():
             text = line.rstrip("\n")
             self._last = text.rstrip() or self._last
-            self._keep(text, say)
+            self._write(text, say)
             say(f"{self.task.label}: {text.rstrip()}")
 
-    def _keep(self, text: str, say: Say) -> None:
-        """A line that cannot be kept is lost, which is told once: who stops reading stops the process, too."""
+    def _write(self, text: str, say: Say) -> None:
+        """A line that cannot be written is lost, which is said once: who stops reading stops the process, too."""
         path = self.task.job.folder / OUTPUT
         try:
-            _append(path, text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as stream:
+                stream.write(f"{text}\n")
         except OSError as error:
-            if self._kept:
-                self._kept = False
+            if self._writable:
+                self._writable = False
                 say(f"{self.task.label}: lines are missing in {path}: {error.strerror or error}")
 
 
-def _append(path: Path, text: str) -> None:
-    try:
-        stream = path.open("a", encoding="utf-8")
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.open("a", encoding="utf-8")
-    with stream:
-        stream.write(f"{text}\n")
-
-
-def _surroundings(threads: int) -> dict[str, str]:
+def _environment(threads: int) -> dict[str, str]:
     """Long lines are not wrapped; the processes do not fight for the cores, unless the user has said how many."""
-    wishes = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    return wishes | dict(os.environ) | {"COLUMNS": "200"}
+    return {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"} | dict(os.environ) | {"COLUMNS": "200"}
 
 
-POLL_SECONDS = 0.1
+def run_in_turn(tasks: Sequence[Task], resources: Resources, *, deadline: float, console: Console) -> None:
+    """Do the tasks that are not done, one after the other in this process; stops when time is out."""
+    for number, task in enumerate(tasks, start=1):
+        label = f"{number}/{len(tasks)} {task.label}"
+        if task.done:
+            say(console, f"{label}: done before")
+            continue
+        say(console, label, style="bold")
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        perform(task, resources, max_seconds=left, console=console)
+        if not task.done:
+            return
 
 
 def run_workers(
@@ -162,7 +164,8 @@ def run_workers(
     for task in tasks:
         if task.done:
             say(console, f"{task.label}: done before")
-    waiting = longest_first([task for task in tasks if not task.done])
+    waiting = [task for task in tasks if not task.done]
+    waiting.sort(key=lambda task: cost(task.job.config), reverse=True)
     running: list[Worker] = []
     failures: list[Failure] = []
     stop = Stop()
@@ -180,7 +183,12 @@ def run_workers(
                     running.append(Worker(free, describe(free), partial(say, console), threads=threads))
                 for worker in [worker for worker in running if worker.ended]:
                     running.remove(worker)
-                    failures += _failed(worker, console)
+                    label, failure = worker.task.label, worker.failure()
+                    if failure is not None:
+                        failures.append(failure)
+                        say(console, f"{label}: FAILED: {failure.why}")
+                    else:
+                        say(console, f"{label}: {'done' if worker.task.done else 'stopped; it can go on'}")
                 time.sleep(POLL_SECONDS)
     finally:  # a second Ctrl-C, or a mistake of ours
         for worker in running:
@@ -196,31 +204,45 @@ def _next(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None:
     return next(possible, None)
 
 
-def _failed(worker: Worker, console: Console) -> list[Failure]:
-    """Say what became of its task."""
-    label, failure = worker.task.label, worker.failure()
-    if failure is not None:
-        say(console, f"{label}: FAILED: {failure.why}")
-        return [failure]
-    say(console, f"{label}: {'done' if worker.task.done else 'stopped; it can go on'}")
-    return []
+PENALTY_PASSES = {"exact": 20, "approximate": 4, "stochastic": 4}
+IGR_PASSES = 2
+
+
+def cost(config: RunConfig) -> tuple[int, float]:
+    """How long a run takes beside other runs on the same data; it is no time.
+
+    The network first, then passes through it: a step is one forward and backward pass, one more for each step of its
+    attack, and what the penalty takes (exact EMR a gradient for each class, the others one or two).
+    """
+    attack = max((part.steps for part in _parts(config.objective) if isinstance(part, PGD)), default=0)
+    penalty = PENALTY_PASSES.get(config.emr.kind, 0) if config.emr else 0
+    return facts_of(config.model).cost_rank, config.epochs * (
+        1 + attack + penalty + IGR_PASSES * (config.igr is not None)
+    )
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    yield value
+    if is_dataclass(value):
+        for field in fields(value):
+            yield from _parts(getattr(value, field.name))
 
 
 REFUSED = 2
 
 
-def describe(task: Task, *, means: Resources, out: Path) -> str:
-    """What the process is told."""
+def describe(task: Task, *, resources: Resources, out: Path) -> str:
+    """A task as the argument of its process."""
     job = task.job
-    told = {"table": job.table, "row": job.row.recipe.name, "seed": job.seed, "quick": job.quick}
-    return json.dumps(told | {"judgment": task.judgment, "out": str(out)} | asdict(means))
+    described = {"table": job.table, "row": job.row.recipe.name, "seed": job.seed, "quick": job.quick}
+    return json.dumps(described | {"judgment": task.judgment, "out": str(out)} | asdict(resources))
 
 
-def _task(told: dict[str, Any]) -> Task:
-    table = find_table(told["table"])
-    (row,) = choose_rows(table, [told["row"]])
-    (job,) = jobs(table, [row], [told["seed"]], Path(told["out"]), is_quick=told["quick"])
-    return Task(job, told["judgment"])
+def _described(found: dict[str, Any]) -> Task:
+    table = find_table(found["table"])
+    (row,) = choose_rows(table, [found["row"]])
+    (job,) = jobs(table, [row], [found["seed"]], Path(found["out"]), is_quick=found["quick"])
+    return Task(job, found["judgment"])
 
 
 def _follow_parent() -> None:
@@ -237,10 +259,10 @@ def main(text: str) -> int:
     threading.Thread(target=_follow_parent, daemon=True).start()
     warnings.simplefilter("always", WidemarginWarning)
     warnings.showwarning = lambda message, *_: sys.stderr.write(f"warning: {one_line(str(message))}\n")  # type: ignore[assignment]
-    told = json.loads(text)
-    means = Resources(data_dir=told["data_dir"], device=told["device"], workers=told["workers"])
+    found = json.loads(text)
+    resources = Resources(data_dir=found["data_dir"], device=found["device"], workers=found["workers"])
     try:
-        perform(_task(told), means, max_seconds=math.inf, console=console_for(stderr=True))
+        perform(_described(found), resources, max_seconds=math.inf, console=console_for(stderr=True))
     except InputError as error:
         sys.stderr.write(one_line(str(error)) + "\n")
         return REFUSED
@@ -250,19 +272,3 @@ def main(text: str) -> int:
 if __name__ == "__main__":
     lasting_streams()  # the parent, who reads them, may be gone before the checkpoint is written
     sys.exit(main(sys.argv[1]))
-
-
-def reproduce(tasks: Sequence[Task], means: Resources, *, deadline: float, console: Console) -> None:
-    """Do the tasks that are not done, one after the other; stops when time is out."""
-    for number, task in enumerate(tasks, start=1):
-        label = f"{number}/{len(tasks)} {task.label}"
-        if task.done:
-            say(console, f"{label}: done before")
-            continue
-        say(console, label, style="bold")
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return
-        perform(task, means, max_seconds=left, console=console)
-        if not task.done:
-            return

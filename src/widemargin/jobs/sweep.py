@@ -1,6 +1,4 @@
-"""A grid over a recipe: what people write, every point of it, and the run of each.
-
-A grid of settings, worked off by any number of workers on any number of machines through one Optuna study.
+"""A grid of settings over a recipe, worked off by any number of workers on any machines through one Optuna study.
 
 The first worker creates the study (names are unique, so only one can) and enqueues every point; each worker takes the
 next waiting point until none waits. A worker that dies stops its heartbeat; its point is enqueued again and its run

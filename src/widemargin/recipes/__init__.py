@@ -1,7 +1,4 @@
-"""Every recipe by name.
-
-Recipes: complete run configurations, one for each published row, beside the published numbers.
-"""
+"""Recipes: complete run configurations by name, one for each published row, beside the published numbers."""
 
 import difflib
 from functools import cache

@@ -21,7 +21,7 @@ AVERAGED = "with weight averaging; the paper has no such row"
 def _averaged(run: RunConfig) -> Recipe:
     """The averaged weights of a run that keeps them."""
     config = replace(run, name=f"{run.name}-averaged", averaging=AveragingConfig())
-    return Recipe(config=config, note=AVERAGED, kept_by=run.name)
+    return Recipe(config=config, note=AVERAGED, averages_of=run.name)
 
 
 def recipes() -> list[Recipe]:

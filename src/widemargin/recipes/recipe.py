@@ -1,6 +1,6 @@
-"""The paper's numbers, as data: ``published.json`` beside this file, looked up and never retyped.
+"""A recipe: a complete run configuration with a name, and the published numbers it is to be held against.
 
-A recipe: a complete run configuration with a name, and the published numbers it is to be held against.
+The paper's numbers are data: ``published.json`` beside this file, looked up and never retyped.
 """
 
 import json
@@ -51,8 +51,8 @@ class Recipe:
     config: RunConfig
     published: Published | None = None
     note: str = ""
-    kept_by: str = ""
-    """The recipe whose run keeps these weights beside its own; a table trains that one for both."""
+    averages_of: str = ""
+    """The recipe whose run keeps these weights, its averages, beside its own; a table trains that one for both."""
 
     @property
     def name(self) -> str:
