@@ -1,8 +1,8 @@
 """A job: one row of a table with one seed, in a folder of its own, ``OUT/<recipe>/seed-<n>``.
 
-The run is inside, and ``result.json`` when it is judged. Tables that share a row share its folder. A row whose weights
-another row's run keeps beside its own (``Recipe.averages_of``) is trained there. A task is a job to train and judge, or a
-finished job to judge once more; a task that is done is not done again.
+The run is inside, and ``result.json`` when it is judged. Tables that share a row share its folder. A row of averaged
+weights that another row's run keeps beside its own (``Recipe.averages_of``) is trained there. A task is a job to train
+and judge, or a finished job to judge once more; a task that is done is not done again.
 
 The best rows of a table are so by our own numbers: for each method on each network (the rows of the paper's table with
 the same name, which differ in weight decay) the row of the highest accuracy under the table's strongest PGD.
