@@ -1,4 +1,4 @@
-"""What every model promises, run over each of them at a small size."""
+"""What every model promises, run over each of them at a small size; and its first layer, the normalization."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,18 @@ from torch import nn
 
 from widemargin.errors import InputError
 from widemargin.heads import LinearHead
-from widemargin.models import CNN, MLP, TEACHER_STRIDES, Classifier, Normalization, Normalize, ResNet18, WideResNet
+from widemargin.models import (
+    CIFAR10_NORMALIZATION,
+    CNN,
+    MLP,
+    MNIST_NORMALIZATION,
+    TEACHER_STRIDES,
+    Classifier,
+    Normalization,
+    Normalize,
+    ResNet18,
+    WideResNet,
+)
 
 SHAPE = (2, 20, 20)
 TINY: dict[str, Callable[..., Classifier]] = {
@@ -150,3 +161,47 @@ def test_compiles_in_one_graph(name: str) -> None:
     model, x = TINY[name](normalize=Normalization(mean=(0.4, 0.5), std=(0.2, 0.3))).eval(), images()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), model(x))
+
+
+# Normalization
+
+
+def test_normalization_is_the_formula_per_channel() -> None:
+    layer = Normalize([0.5, 0.1], [0.5, 2.0])
+    x = torch.rand(3, 2, 4, 4)
+    torch.testing.assert_close(layer(x)[:, 0], (x[:, 0] - 0.5) / 0.5)
+    torch.testing.assert_close(layer(x)[:, 1], (x[:, 1] - 0.1) / 2.0)
+
+
+def test_normalization_saves_nothing_and_follows_the_dtype() -> None:
+    layer = Normalize(CIFAR10_NORMALIZATION.mean, CIFAR10_NORMALIZATION.std)
+    assert layer.state_dict() == {}
+    assert layer.double()(torch.rand(1, 3, 2, 2, dtype=torch.float64)).dtype == torch.float64
+    assert "0.4914" in repr(layer)
+
+
+def test_the_channels_of_a_normalization_do_not_broadcast() -> None:
+    layer = Normalize(MNIST_NORMALIZATION.mean, MNIST_NORMALIZATION.std)
+    with pytest.raises(InputError, match=r"Normalize expects images of 1 channel\(s\), got shape \(2, 3, 4, 4\)"):
+        layer(torch.rand(2, 3, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ((0.5,), (0.0,), "std must be positive"),
+        ((0.5,), (-1.0,), "std must be positive"),
+        ((0.5,), (1.0, 1.0), r"std must be as long as mean \(1\), got 2"),
+        ((), (), "mean must be a tuple of finite numbers"),
+        ((float("nan"),), (1.0,), "mean must be a tuple of finite numbers"),
+        ((0.5,), (float("inf"),), "std must be a tuple of finite numbers"),
+        (("a",), (1.0,), "mean must be a tuple of finite numbers"),
+        ([0.5], (1.0,), "mean must be a tuple of finite numbers"),
+        ((True,), (1.0,), "mean must be a tuple of finite numbers"),
+    ],
+)
+def test_the_values_of_a_normalization_are_checked(
+    mean: tuple[float, ...], std: tuple[float, ...], message: str
+) -> None:
+    with pytest.raises(InputError, match=f"Normalization.{message}"):
+        Normalization(mean=mean, std=std)
