@@ -1,13 +1,12 @@
-"""Numbers as people write them: an eps of "8/255" stays "8/255" on the page and is 0.0313... in the arithmetic.
-
-The field confuses 0.031, 0.0314 and 8/255, half a point of robust accuracy apart; a result that keeps the literal can
-be compared.
-
-Frozen dataclasses <-> plain tables (what TOML and JSON hold), with errors a person can act on.
+"""Frozen dataclasses to tables (what TOML and JSON hold) and back, with errors a person can act on.
 
 A field that may be one of several dataclasses (an attack, a schedule, a model) is a table with a ``kind``; the legal
 kinds come from the registries that hold those classes. A field left out takes its default; an unknown key is an error
 that names the nearest known one.
+
+Numbers keep the form in which people write them (``LiteralFloat``): an eps of "8/255" stays "8/255" on the page and is
+0.0313... in the arithmetic. The field confuses 0.031, 0.0314 and 8/255, half a point of robust accuracy apart; a result
+that keeps the literal can be compared.
 """
 
 import dataclasses
@@ -28,7 +27,7 @@ class LiteralFloat(float):
 
     def __new__(cls, value: "str | float") -> Self:
         """Read "8/255", "0.031" or a number."""
-        number = super().__new__(cls, _read(value) if isinstance(value, str) else value)
+        number = super().__new__(cls, _parse_number(value) if isinstance(value, str) else value)
         number.text = value.text if isinstance(value, LiteralFloat) else str(value).strip()
         return number
 
@@ -42,7 +41,7 @@ class LiteralFloat(float):
         return type(self), (self.text,)
 
 
-def _read(text: str) -> float:
+def _parse_number(text: str) -> float:
     numerator, slash, denominator = text.partition("/")
     try:
         value = float(numerator) / float(denominator) if slash else float(numerator)
@@ -56,8 +55,6 @@ def _read(text: str) -> float:
 Table = dict[str, Any]
 Kinds = Mapping[str, type]
 T = TypeVar("T")
-
-
 REGISTRY = "registry"
 
 
@@ -98,10 +95,6 @@ def from_table(cls: type[T], table: Any, kinds: Kinds, *, path: str = "") -> T:
     if missing:
         what = _wanted(fields[missing[0]], hints[missing[0]], kinds)
         raise InputError(f"{_dotted(path, missing[0])} is missing; add it: {what}")
-    return _construct(cls, values, path)
-
-
-def _construct(cls: type[T], values: Table, path: str) -> T:
     try:
         return cls(**values)
     except InputError as error:
@@ -113,7 +106,7 @@ def _field_value(field: "dataclasses.Field[Any]", hint: Any, item: Any, kinds: K
     if registry is None:
         return _value(hint, item, kinds, path)
     own = "; one of your own needs --import MODULE"
-    return from_table(_chosen(list(registry.values()), item, registry, path, own), item, kinds, path=path)
+    return from_table(_class_of_kind(list(registry.values()), item, registry, path, own), item, kinds, path=path)
 
 
 def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
@@ -122,7 +115,7 @@ def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
     if item is None and type(None) in options:
         return None
     if classes:
-        return from_table(_chosen(classes, item, kinds, path), item, kinds, path=path)
+        return from_table(_class_of_kind(classes, item, kinds, path), item, kinds, path=path)
     for option in options:
         accepted, value = _scalar(option, item, path)
         if accepted:
@@ -131,7 +124,7 @@ def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
     raise InputError(f"{path} must be {' or '.join(_describe(o) for o in options)}, got {item!r}{remedy}")
 
 
-def _chosen(classes: list[Any], item: Any, kinds: Kinds, path: str, own: str = "") -> Any:
+def _class_of_kind(classes: list[Any], item: Any, kinds: Kinds, path: str, own: str = "") -> Any:
     """The class that the table's kind names; ``own`` is how to add one, where the field takes those of a registry."""
     tags = {kind: cls for kind, cls in kinds.items() if cls in classes}
     if not tags:
@@ -147,29 +140,26 @@ def _chosen(classes: list[Any], item: Any, kinds: Kinds, path: str, own: str = "
 
 
 def _scalar(hint: Any, item: Any, path: str) -> tuple[bool, Any]:
-    """Whether the item fits the hint, and the value it becomes."""
+    """Whether the item is of the hinted type, and the value it becomes."""
     origin = get_origin(hint)
     if origin is Literal:
-        fits = [
+        equal = [
             legal for legal in get_args(hint) if legal == item and isinstance(legal, bool) == isinstance(item, bool)
         ]
-        return bool(fits), fits[0] if fits else None
-    if origin is tuple:
-        return _sequence(get_args(hint)[0], item, path)
-    if hint is float and isinstance(item, int | float | str) and not isinstance(item, bool):
-        return _number(item, path)
+        return bool(equal), equal[0] if equal else None
+    if origin is tuple and isinstance(item, list | tuple):
+        pairs = [_scalar(get_args(hint)[0], element, path) for element in item]
+        return all(accepted for accepted, _ in pairs), tuple(value for _, value in pairs)
+    if hint is float and isinstance(item, str):
+        try:
+            return True, LiteralFloat(item)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+    if hint is float and isinstance(item, int | float) and not isinstance(item, bool):
+        return True, item if isinstance(item, LiteralFloat) else float(item)
     if hint in (int, str, bool):
         return type(item) is hint, item
     return False, None
-
-
-def _number(item: int | float | str, path: str) -> tuple[bool, float | None]:
-    if not isinstance(item, str):
-        return True, float(item) if not isinstance(item, LiteralFloat) else item
-    try:
-        return True, LiteralFloat(item)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 def _quoted(path: str, item: Any) -> str:
@@ -178,13 +168,6 @@ def _quoted(path: str, item: Any) -> str:
         return ""
     text = str(item).lower() if isinstance(item, bool) else str(item)
     return f"""; put it in quotes: --set '{path}="{text}"'"""
-
-
-def _sequence(hint: Any, item: Any, path: str) -> tuple[bool, Any]:
-    if not isinstance(item, list | tuple):
-        return False, None
-    pairs = [_scalar(hint, element, path) for element in item]
-    return all(accepted for accepted, _ in pairs), tuple(value for _, value in pairs)
 
 
 def _describe(hint: Any) -> str:
