@@ -129,21 +129,13 @@ class TestEveryAttack:
         ):
             attack(relu_net(), x, labels(2, 4), start=x[0])
 
-    def test_a_model_without_gradient_or_logits(self, attack: FGSM | PGD) -> None:
-        x, y = images(2, 1, 3, 5), labels(2, 4)
-
-        class Wrapped(nn.Module):
-            def __init__(self, after: Callable[[Tensor], object]) -> None:
-                super().__init__()
-                self.inner, self.after = relu_net(), after
-
-            def forward(self, x: Tensor) -> object:
-                return self.after(self.inner(x))
+    def test_a_model_without_gradient(self, attack: FGSM | PGD) -> None:
+        class Detached(nn.Sequential):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x).detach()
 
         with pytest.raises(InputError, match="the goal carries no gradient to the images"):
-            attack(Wrapped(Tensor.detach), x, y)
-        with pytest.raises(InputError, match=r"the model must return logits of shape \(2, K\) with K >= 2, got \(2,\)"):
-            attack(Wrapped(lambda z: z[:, 0]), x, y)
+            attack(Detached(relu_net()), images(2, 1, 3, 5), labels(2, 4))
 
 
 def test_equals_one_image_at_a_time() -> None:
@@ -314,13 +306,6 @@ def test_a_zero_gradient_moves_nothing() -> None:
         assert torch.equal(x_adv, x)
 
 
-def test_tiny_gradients_still_give_a_full_l2_step() -> None:
-    x = torch.full((2, 1, 3, 5), 0.5)
-    attack = FGSM(eps=0.1, norm="l2")
-    x_adv = attack(relu_net().float(), x, labels(2, 4), goal=lambda z, y: 1e-30 * z[:, 0])
-    torch.testing.assert_close(size(x_adv - x, "l2"), torch.full((2,), 0.1), rtol=1e-4, atol=0)
-
-
 @pytest.mark.parametrize("attack", [FGSM(eps=0.1, mode="train"), PGD(eps=0.1, step_size=0.05, steps=3, mode="train")])
 def test_train_mode_on_request_moves_only_the_statistics(attack: FGSM | PGD) -> None:
     model, x, y = troublesome_net().eval(), images(4, 2, 4, 5), labels(4, 5)
@@ -370,11 +355,7 @@ def test_bad_settings(make: Callable[[], object], message: str) -> None:
         make()
 
 
-def test_l2_may_be_larger_than_one() -> None:
-    assert PGD(eps=2.0, step_size=1.5, steps=1, norm="l2").eps == 2.0
-
-
-def test_eps_as_it_was_written() -> None:
+def test_eps_as_a_fraction() -> None:
     assert repr(FGSM(eps=LiteralFloat("8/255"))) == "FGSM(eps=8/255, norm='linf', mode='eval')"
     model, x, y = relu_net(), images(2, 1, 3, 5), labels(2, 4)
     assert torch.equal(FGSM(eps=LiteralFloat("8/255"))(model, x, y), FGSM(eps=8 / 255)(model, x, y))

@@ -303,25 +303,31 @@ def test_hooks_on_every_modules_backward_pass_are_obeyed():
     assert (doubled > 3 * plain).all()
 
 
+TRADES = Trades(attack=PGD(eps=0.1, step_size=0.05, steps=2, random_start="gaussian"), beta=6.0)
+NO_LOGITS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "a tuple": (lambda z: (z, z), "got tuple; wrap it in a module whose forward returns the logits"),
+    "a dictionary": (lambda z: {"logits": z}, "got dict; wrap it in a module whose forward returns the logits"),
+    "one class": (lambda z: z[:, :1], r"must return logits of shape \(3, K\) with K >= 2, got \(3, 1\)"),
+    "no classes": (lambda z: z[:, 0], r"must return logits of shape \(3, K\) with K >= 2, got \(3,\)"),
+    "too many axes": (lambda z: z.unsqueeze(1), r"must return logits of shape \(3, K\) with K >= 2, got \(3, 1, 4\)"),
+    "another batch": (lambda z: z[:1], r"must return logits of shape \(3, K\) with K >= 2, got \(1, 4\)"),
+}
+
+
+@pytest.mark.parametrize("use", [*USES, lambda model, x, y: TRADES(Nets(model), x, y, epoch=0)])
+@pytest.mark.parametrize("name", NO_LOGITS)
+def test_a_model_that_returns_no_logits_is_told_so(use, name):
+    after, message = NO_LOGITS[name]
+    model = Module(lambda self, x: after(self.net(x)), net=relu_net(num_classes=4))
+    with pytest.raises(InputError, match=message):
+        use(model, images(3, 1, 3, 5), labels(3, 4))
+
+
 @pytest.mark.parametrize("use", USES)
-def test_what_is_no_module_or_returns_more_than_logits_is_named(use):
-    net, x, y = relu_net(), images(3, 1, 3, 5), labels(3, 4)
+def test_what_is_no_module_is_named(use):
+    net = relu_net()
     with pytest.raises(InputError, match=r"must be a torch\.nn\.Module, got function; put a function into"):
-        use(lambda x: net(x), x, y)
-    for wrapped in (
-        Module(lambda self, x: (self.net(x), x), net=net),
-        Module(lambda self, x: {"logits": self.net(x)}, net=net),
-    ):
-        with pytest.raises(InputError, match=r"got (tuple|dict); wrap it in a module whose forward returns the logits"):
-            use(wrapped, x, y)
-
-
-def test_trades_names_a_model_that_returns_more_than_logits():
-    model = Module(lambda self, x: (self.net(x), x), net=relu_net())
-    with pytest.raises(InputError, match="got tuple; wrap it"):
-        Trades(attack=PGD(eps=0.1, step_size=0.05, steps=2, random_start="gaussian"), beta=6.0)(
-            Nets(model), images(3, 1, 3, 5), labels(3, 4), epoch=0
-        )
+        use(lambda x: net(x), images(3, 1, 3, 5), labels(3, 4))
 
 
 @pytest.mark.parametrize("use", USES[:-1])

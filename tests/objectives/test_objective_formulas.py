@@ -159,55 +159,6 @@ FORMULAS: dict[str, tuple[Any, Any, Formula]] = {
 }
 
 
-def test_standard_training() -> None:
-    nets, x, y = nets_and_batch()
-    expected = ce(copy.deepcopy(nets.model)(x), y)
-    with forwards_recorded(nets) as seen:
-        outcome = call(Standard(), nets, x, y)
-    assert order(seen, x, None) == ["model(x)"]
-    torch.testing.assert_close(outcome.loss, expected)
-    assert outcome.x_adv is None
-    assert not Standard().attacks
-    assert Standard().perturb(nets, x, y, epoch=0) is None
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_loss_and_gradients_are_the_formula(name: str) -> None:
-    objective, finder, formula = FORMULAS[name]
-    nets, x, y = nets_and_batch()
-    model = copy.deepcopy(nets.model)  # for the formula, by hand
-    x_adv = perturbed(finder or objective, nets, x, y)
-    assert not torch.allclose(x_adv, x, atol=1e-3)
-    with forwards_recorded(nets) as seen:
-        outcome = call(objective, nets, x, y)
-    assert objective.attacks
-    assert torch.equal(outcome.x_adv, x_adv)
-    assert order(seen, x, x_adv) == formula.passes
-    expected, adversarial = by_hand(formula, model, x, x_adv, y, no_margin)
-    torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
-    assert torch.equal(outcome.logits, adversarial)  # training accuracy is under attack
-    assert_same_gradients_and_statistics((nets.model, outcome.loss), (model, expected))
-
-
-def by_hand(
-    formula: Formula, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, margin: Margin
-) -> tuple[Tensor, Tensor]:
-    """(loss, adversarial logits) of a network of one's own, passes in the order of the formula."""
-    clean = model(x) if "model(x)" in formula.passes else torch.empty(0)
-    adversarial = model(x_adv)
-    return formula.loss(clean, adversarial, y, margin), adversarial
-
-
-def no_margin(logits: Tensor, y: Tensor) -> Tensor:
-    return logits
-
-
-def assert_same_gradients_and_statistics(one: tuple[nn.Module, Tensor], other: tuple[nn.Module, Tensor]) -> None:
-    actual, expected = (parameter_gradients(model, loss.mean()) for model, loss in (one, other))
-    assert_all_close(actual, expected, rtol=1e-9, atol=1e-12)
-    assert_all_close(dict(one[0].named_buffers()), dict(other[0].named_buffers()), rtol=0, atol=0)
-
-
 # A head with a margin: the label's loss alone sees it
 
 
@@ -243,28 +194,63 @@ def margined() -> tuple[nn.Module, Tensor, Tensor]:
     return model, x, y
 
 
+MARGINS: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor, Tensor]], Margin]] = {
+    "no margin": (lambda: golden_net("bn"), lambda logits, y: logits),
+    "two less": (margined, two_less),
+}
+
+
+def by_hand(
+    formula: Formula, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, margin: Margin
+) -> tuple[Tensor, Tensor]:
+    """(loss, adversarial logits) of a network of one's own, passes in the order of the formula."""
+    clean = model(x) if "model(x)" in formula.passes else torch.empty(0)
+    adversarial = model(x_adv)
+    return formula.loss(clean, adversarial, y, margin), adversarial
+
+
+def assert_same_gradients_and_statistics(one: tuple[nn.Module, Tensor], other: tuple[nn.Module, Tensor]) -> None:
+    actual, expected = (parameter_gradients(model, loss.mean()) for model, loss in (one, other))
+    assert_all_close(actual, expected, rtol=1e-9, atol=1e-12)
+    assert_all_close(dict(one[0].named_buffers()), dict(other[0].named_buffers()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("margin", MARGINS)
 @pytest.mark.parametrize("name", FORMULAS)
-def test_the_label_loss_sees_the_margin_of_the_head_and_nothing_else_does(name: str) -> None:
+def test_loss_and_gradients_are_the_formula(name: str, margin: str) -> None:
     objective, finder, formula = FORMULAS[name]
-    model, x, y = margined()
-    plain = golden_net("bn")[0]
-    x_adv = perturbed(finder or objective, Nets(model=plain), x, y)  # nor does the attack
-    expected, adversarial = by_hand(formula, plain, x, x_adv, y, two_less)
-    outcome = call(objective, Nets(model=model), x, y)
+    make, lowered = MARGINS[margin]
+    (model, x, y), (plain, _, _) = make(), golden_net("bn")
+    x_adv = perturbed(finder or objective, Nets(model=plain), x, y)  # the attack sees no margin
+    assert not torch.allclose(x_adv, x, atol=1e-3)
+    nets = Nets(model=model)
+    with forwards_recorded(nets) as seen:
+        outcome = call(objective, nets, x, y)
+    assert objective.attacks
     assert torch.equal(outcome.x_adv, x_adv)
+    if margin == "no margin":  # else a pass is features and head
+        assert order(seen, x, x_adv) == formula.passes
+    expected, adversarial = by_hand(formula, plain, x, x_adv, y, lowered)
     torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
-    assert torch.equal(outcome.logits, adversarial)
+    assert torch.equal(outcome.logits, adversarial)  # training accuracy is under attack
     assert_same_gradients_and_statistics((model, outcome.loss), (plain, expected))
 
 
-def test_standard_training_sees_the_margin_too() -> None:
-    model, x, y = margined()
-    plain = golden_net("bn")[0]
-    logits = plain(x)
-    outcome = call(Standard(), Nets(model=model), x, y)
-    torch.testing.assert_close(outcome.loss, ce(two_less(logits, y), y), rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("margin", MARGINS)
+def test_standard_training(margin: str) -> None:
+    make, lowered = MARGINS[margin]
+    (model, x, y), (plain, _, _) = make(), golden_net("bn")
+    logits, nets = plain(x), Nets(model=model)
+    with forwards_recorded(nets) as seen:
+        outcome = call(Standard(), nets, x, y)
+    assert order(seen, x, None) == (["model(x)"] if margin == "no margin" else [])
+    expected = ce(lowered(logits, y), y)
+    torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
     assert torch.equal(outcome.logits, logits)
-    assert_all_close(dict(model.named_buffers()), dict(plain.named_buffers()), rtol=0, atol=0)
+    assert outcome.x_adv is None
+    assert not Standard().attacks
+    assert Standard().perturb(nets, x, y, epoch=0) is None
+    assert_same_gradients_and_statistics((model, outcome.loss), (plain, expected))
 
 
 def test_a_repeated_clean_pass_keeps_the_margin_of_the_first() -> None:

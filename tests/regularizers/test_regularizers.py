@@ -425,18 +425,3 @@ class TestCommonPromises:
     def test_bad_images(self, emr: ExactEMR | ApproximateEMR | StochasticEMR, x: Tensor, message: str) -> None:
         with pytest.raises(InputError, match=type(emr).__name__ + ".*" + message):
             emr(relu_net(), x)
-
-    @pytest.mark.parametrize("output", [lambda z: z[:, :1], lambda z: z[:, 0], lambda z: (z, z), lambda z: z[:1]])
-    def test_models_that_return_no_logits(
-        self, emr: ExactEMR | ApproximateEMR | StochasticEMR, output: Callable[[Tensor], object]
-    ) -> None:
-        class Odd(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = relu_net()
-
-            def forward(self, x: Tensor) -> object:
-                return output(self.inner(x))
-
-        with pytest.raises(InputError, match=r"the model must return logits of shape \(2, K\) with K >= 2, got"):
-            emr(Odd(), images(2, 1, 3, 5))

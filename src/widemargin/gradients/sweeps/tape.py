@@ -94,7 +94,7 @@ def _check_transforms() -> None:
 
 
 def _check_trains(tape: Tape) -> None:
-    """A penalty that trains nothing is refused, in the words of the other way."""
+    """A penalty that trains nothing is refused, in the words of double backward."""
     acting = ["weight_name", "factors"]
     moving = ["bias_name", "names"] if tape.curved else []  # what is added acts by moving activations along a curve
     if not any(getattr(entry.layer, name, None) for entry in tape.entries for name in acting + moving):
