@@ -1,6 +1,5 @@
 """Tiny runs: a one-layer MLP on a few embedded digits, a fraction of a second each."""
 
-import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,12 +8,10 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from faults import Nursery
 from widemargin.config import RunConfig
 from widemargin.config.toml import from_dict, with_overrides
 from widemargin.training.run_folder import read_metrics
-
-sys.path.insert(0, str(Path(__file__).parent))
-from nursery import Nursery
 
 BASE = """
 name = "tiny"
@@ -40,7 +37,7 @@ def tiny() -> MakeConfig:
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory) -> Iterator[Nursery]:
-    """Runs in processes of their own that start in milliseconds; see nursery.py."""
+    """Runs in processes of their own that start in milliseconds; see faults.py."""
     warm = Nursery(tmp_path_factory.mktemp("nursery"))
     yield warm
     warm.end()

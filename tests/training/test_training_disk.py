@@ -3,20 +3,19 @@
 import errno
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from faults import KilledError, failing_flush, files_no_larger_than, full_disk, killed_after, no_links
 from widemargin import InputError
 from widemargin.config import checkpoint as checkpoint_file
 from widemargin.config.checkpoint import (
@@ -69,10 +68,7 @@ def test_the_one_before_is_kept(places):
 
 
 def test_without_hard_links_it_is_copied(places, monkeypatch):
-    def refused(*args, **kwargs):
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(os, "link", no_links)
     last, previous = places
     for epoch in (1, 2):
         save_checkpoint(last, checkpoint(epoch), previous)
@@ -137,36 +133,6 @@ def test_the_same_checkpoint_is_the_same_bytes(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-SYSTEM_CALLS = ("fsync", "link", "replace", "unlink", "open")
-
-
-class KilledError(BaseException):
-    """The process ends here: nothing after it runs, no ``finally`` either."""
-
-
-def killed_after(monkeypatch, calls: int) -> list[str]:
-    """Let that many system calls happen; from then on every one of them fails, as none happens after a kill."""
-    made: list[str] = []
-
-    def counted(module, name):
-        real = getattr(module, name)
-
-        def call(*args, **kwargs):
-            if len(made) >= calls:
-                raise KilledError
-            made.append(name)
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(module, name, call)
-
-    for name in SYSTEM_CALLS:
-        counted(os, name)
-    counted(Path, "open")
-    counted(Path, "replace")
-    counted(Path, "unlink")
-    return made
-
-
 @pytest.mark.parametrize("links", [True, False])
 def test_a_kill_between_any_two_system_calls_leaves_a_checkpoint_and_the_next_save_cleans_up(
     tmp_path, monkeypatch, links
@@ -180,7 +146,7 @@ def test_a_kill_between_any_two_system_calls_leaves_a_checkpoint_and_the_next_sa
             save_checkpoint(last, checkpoint(epoch), previous)
         with monkeypatch.context() as patch:
             if not links:
-                patch.setattr(os, "link", _no_links)
+                patch.setattr(os, "link", no_links)
             made = killed_after(patch, calls)
             try:
                 save_checkpoint(last, checkpoint(3), previous)
@@ -198,41 +164,6 @@ def test_a_kill_between_any_two_system_calls_leaves_a_checkpoint_and_the_next_sa
             assert calls > 8  # write, flush, verify, link, rename, rename, flush
             return
     pytest.fail("never finished")
-
-
-def _no_links(*args, **kwargs):
-    raise OSError(errno.EPERM, "Operation not permitted")
-
-
-@contextmanager
-def files_no_larger_than(size: int):
-    """The kernel's own refusal: a write beyond the limit fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@contextmanager
-def full_disk(*paths: Path):
-    """The kernel's own ENOSPC: what is written to these files goes to /dev/full."""
-    for path in paths:
-        partial_of(path).symlink_to("/dev/full")
-    yield
-
-
-@contextmanager
-def failing_flush(monkeypatch):
-    """A disk that takes the bytes and then says that it is full."""
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        yield
 
 
 @pytest.mark.parametrize("kind", ["limit", "full", "flush"])
@@ -442,14 +373,14 @@ def test_two_writers_at_once_each_put_a_whole_file_there(tmp_path):
 WRITING = """
 import sys
 from pathlib import Path
-from widemargin.core.files import write_whole
+from widemargin.core.files import write_atomic
 
 def write(partial):
     partial.write_text("half")
     print(partial, flush=True)
     sys.stdin.read()
 
-write_whole(Path(sys.argv[1]), write)
+write_atomic(Path(sys.argv[1]), write)
 """
 
 
@@ -459,6 +390,7 @@ def test_the_partial_file_of_another_process_goes_when_that_process_is_gone(tmp_
         [sys.executable, "-c", WRITING, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     partial = Path(child.stdout.readline().strip())
+    assert partial.read_text() == "half"
     files.make_folder(tmp_path)
     write_text_atomic(path, "a")
     assert partial.exists()

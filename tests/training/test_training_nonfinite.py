@@ -4,24 +4,32 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from breaking import Breaking, breaking
 from safetensors.torch import load_file
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import faults
+from faults import Breaking, breaking
 from widemargin import InputError
 from widemargin.config.checkpoint import load_checkpoint
+from widemargin.config.toml import to_toml
 from widemargin.data import Batch
+from widemargin.engine import make_plan
 from widemargin.objectives import OBJECTIVES
 from widemargin.regularizers import Penalty
-from widemargin.training import replay, train
+from widemargin.training import StepContext, replay, train
 from widemargin.training import step as steps_module
+from widemargin.training.graphed_step import GraphedSteps, make_steps
 from widemargin.training.nonfinite import DeviceGuard, HostGuard, make_guard
+from widemargin.training.nonfinite_step import check_finite
 from widemargin.training.run_folder import read_metrics
-from widemargin.training.setup import make_state
-from widemargin.training.step import train_step
+from widemargin.training.setup import load_splits, make_batches, make_state
+from widemargin.training.step import set_learning_rate, train_step
+from widemargin.types import Nets
 
 CIFAR = 'data={name="cifar10-embedded", train_limit=40, test_limit=9}'
 BN = ('model={kind="resnet18", width=2}', "batch_size=10", CIFAR)
@@ -194,7 +202,6 @@ def test_one_bad_number_in_one_gradient_is_seen(tiny, value, place):
 @pytest.mark.parametrize(("choice", "code"), [("skip", 0), ("stop", 2)])
 def test_at_the_command_line(tiny, tmp_path, capsys, choice, code):
     from widemargin.cli.main import run
-    from widemargin.config.toml import to_toml
 
     (tmp_path / "tiny.toml").write_text(to_toml(tiny("batch_size=8", *LATE, breaking(label=3))))
     command = ["train", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "run"), "--on-nonfinite", choice]
@@ -292,14 +299,14 @@ def test_masked_steps_are_skipped_as_checked_ones_are(masked_case, take):
 @pytest.mark.parametrize("choice", ["stop", "skip"])
 def test_two_processes_do_as_one(tiny, tmp_path, choice):
     """They share the batch, so that a bad sample is in one of them alone; both must answer."""
-    from widemargin.config.toml import to_toml
-
     config = tiny("batch_size=8", *LATE, breaking(label=3))
     (tmp_path / "tiny.toml").write_text(to_toml(config))
-    script = Path(__file__).with_name("breaking_run.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, tmp_path / "tiny.toml"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*launch, faults.__file__, "break", tmp_path / "tiny.toml", tmp_path / "two", choice]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, tmp_path / "two", choice], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [*command, tmp_path / "tiny.toml", tmp_path / "two", choice], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr
     if choice == "stop":
         with pytest.raises(InputError) as caught:
@@ -313,3 +320,117 @@ def test_two_processes_do_as_one(tiny, tmp_path, choice):
         metrics = train(config, out=tmp_path / "one", on_nonfinite="skip").metrics
         both = [{key: line[key] for key in ("epoch", "samples", "skipped_steps")} for line in metrics]
         assert [{key: line[key] for key in both[0]} for line in read_metrics(tmp_path / "two")] == both
+
+
+class Waits(TorchDispatchMode):
+    """Counts the numbers that the host asks of the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func._schema.name == "aten::_local_scalar_dense"
+        return func(*args, **(kwargs or {}))
+
+
+def layers_of(layers):
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
+    sums = {"total": torch.tensor(1.0), "samples": torch.tensor(2.0)}
+    return SimpleNamespace(nets=Nets(model), sums=sums, epoch=0)
+
+
+def test_the_weights_are_looked_at_in_one_wait_however_many_they_are(tiny):
+    counts = []
+    for layers in (1, 7):
+        with Waits() as waits:
+            check_finite(layers_of(layers), tiny())
+        counts.append(waits.count)
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_one_bad_weight_among_many_is_seen(tiny, number):
+    state = layers_of(7)
+    with torch.no_grad():
+        state.nets.model[5].bias[1] = number
+    with pytest.raises(InputError, match=r"a weight became infinite or not a number in epoch 1; lower optimizer.lr"):
+        check_finite(state, tiny())
+
+
+# On a GPU: seen without waiting for it at every step, and answered as on the CPU
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+GPU_CIFAR = 'data={name="cifar10-embedded", train_limit=80, test_limit=9}'
+ON_GPU = {
+    "mlp": (),
+    "resnet": ('model={kind="resnet18", width=4}', GPU_CIFAR),
+    "he": ("head={kind='hypersphere'}", 'emr={kind="approximate", weight=0.1, every=2}'),
+}
+
+
+@pytest.fixture(params=ON_GPU)
+def gpu_config(request, tiny):
+    quiet = ("watch.margins=[]", "watch.test=false", "optimizer.lr=0.001")
+    return tiny(*ON_GPU[request.param], *quiet, "batch_size=8", breaking(label=3))
+
+
+def table_of(folder):
+    return json.loads((folder / "nonfinite.json").read_text())
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ["fast", "eager"])
+def test_the_run_stops_at_the_step_at_which_it_stops_on_the_cpu(gpu_config, tmp_path, engine):
+    for device in ("cpu", "cuda"):
+        with pytest.raises(InputError, match=r"the loss became .* in epoch 2, step "):
+            train(gpu_config, out=tmp_path / device, device=device, engine=engine if device == "cuda" else "eager")
+    here, there = table_of(tmp_path / "cpu"), table_of(tmp_path / "cuda")
+    assert {key: here[key] for key in ("moment", "indices")} == {key: there[key] for key in ("moment", "indices")}
+    assert set(there["at_fault"]) == set(here["at_fault"]) == {"loss", "total", "gradient"}
+    cpu, cuda = (load_file(tmp_path / device / "nonfinite.safetensors") for device in ("cpu", "cuda"))
+    here, there = (
+        torch.cat([value.double().flatten() for key, value in sorted(found.items()) if key.startswith("nets/")])
+        for found in (cpu, cuda)
+    )
+    assert there.isfinite().all()
+    assert float((there - here).norm() / here.norm()) < 0.05  # before the bad step, on either
+    again = replay(tmp_path / "cuda")
+    assert {"loss", "total"} <= set(again.at_fault)
+    assert any(name.startswith("gradient of ") for name in again.at_fault)
+
+
+@needs_gpu
+@pytest.mark.parametrize("engine", ["fast", "eager"])
+def test_skipped_steps_are_those_of_the_cpu(gpu_config, tmp_path, engine):
+    cpu, cuda = (
+        train(gpu_config, out=tmp_path / device, device=device, engine=engine, on_nonfinite="skip").metrics
+        for device, engine in (("cpu", "eager"), ("cuda", engine))
+    )
+    for key in ("skipped_steps", "samples"):
+        assert [line[key] for line in cuda] == [line[key] for line in cpu]
+    assert cuda[1]["skipped_steps"] > 0
+    assert [line["loss"] for line in cuda] == pytest.approx([line["loss"] for line in cpu], rel=0.05)
+
+
+@needs_gpu
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_no_step_waits_for_the_gpu(gpu_config, on_nonfinite):
+    device = torch.device("cuda")
+    splits = load_splits(gpu_config.data, seed=0, data_dir=None, device=device)
+    state, batches = make_state(gpu_config, splits.train), make_batches(gpu_config, splits.train)
+    steps = make_steps(make_plan("fast", state.nets.model, splits.train.image_shape, device), state, gpu_config)
+    state.guard = make_guard(state.nets, state.optimizer, on_nonfinite)
+    assert isinstance(steps, GraphedSteps)
+    assert isinstance(state.guard, DeviceGuard)
+    every = [batch for batch in batches.epoch(0) if len(batch.labels) == 8]
+    for number, batch in enumerate(every):
+        context = StepContext(seed=0, epoch=0, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
+        torch.cuda.set_sync_debug_mode("error" if number >= 9 else "default")  # the first ones warm up and capture
+        try:
+            state.guard.begin(context.total_steps)
+            set_learning_rate(state.optimizer, 0.01)
+            steps(batch, context)
+            assert state.guard.found(wait=False) is None
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert number >= 9
+    assert state.guard.found(wait=True) is None

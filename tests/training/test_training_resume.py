@@ -1,19 +1,24 @@
 """Stop a run anywhere, start it again, and it ends bit for bit where an uninterrupted run ends."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
+import faults
+from faults import clock_of_steps, interrupt_at
 from widemargin import InputError
 from widemargin.config.checkpoint import BLANK, load_checkpoint, seal
+from widemargin.core.precision import deterministic_algorithms
 from widemargin.core.versions import own_version
+from widemargin.engine.plan import searching_kernels
 from widemargin.errors import WidemarginWarning
 from widemargin.training import run_folder, train, trainer
-from widemargin.training import step as steps_module
-from widemargin.training.step import train_step
 
 VALIDATED = ("data.held_out=40", 'watch.attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}', "watch.margins=[]")
 AT = 'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}}'
@@ -40,31 +45,6 @@ def uninterrupted(tiny, tmp_path_factory, left_in):
         return done[name]
 
     return get
-
-
-def interrupt_at(monkeypatch, step):
-    """KeyboardInterrupt in the middle of the given step (counted from 1) of this call."""
-    calls = iter(range(1, 1000))
-
-    def interrupted(*args, **options):
-        values = train_step(*args, **options)
-        if next(calls) == step:
-            raise KeyboardInterrupt
-        return values
-
-    monkeypatch.setattr(steps_module, "train_step", interrupted)
-
-
-def clock_of_steps(monkeypatch):
-    """A clock that shows the number of steps done, so that max_seconds=5 means five steps."""
-    now = [0]
-
-    def counted(*args, **options):
-        now[0] += 1
-        return train_step(*args, **options)
-
-    monkeypatch.setattr(steps_module, "train_step", counted)
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -442,3 +422,67 @@ def test_checkpoints_of_a_run_whose_configuration_was_edited_are_refused_under_i
     (tmp_path / "config.toml").write_text(edited)
     with pytest.raises(InputError, match=r"last.safetensors is of another run than .* \(seed: 0 here, 7 there\)"):
         train(tiny(*VALIDATED, "seed=7"), out=tmp_path)
+
+
+# ``deterministic``: on a GPU a run repeats its bits, resumed in another process or not; settings are restored
+
+CIFAR = 'data={name="cifar10-embedded", train_limit=80, test_limit=20, augmentation="crop-flip"}'
+REPEATED = {
+    "mlp": ('emr={kind="exact", weight=0.1}',),
+    "cnn": ('model={kind="cnn"}', CIFAR, AT, 'emr={kind="approximate", weight=0.1, at="adversarial"}'),
+    "resnet": ('model={kind="resnet18", width=4}', CIFAR, AT, 'emr={kind="stochastic", weight=0.1}'),
+    "lsoftmax": ('head={kind="large-margin"}', "averaging={decay=0.9}"),
+}
+WATCHED = ("batch_size=16", 'watch.margins=["train"]', "watch.margin_samples=20")
+
+
+def settings() -> tuple[bool, bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.benchmark,
+    )
+
+
+def test_settings_are_those_asked_for_and_restored():
+    before = settings()
+    with deterministic_algorithms(False):
+        assert settings() == before
+    with deterministic_algorithms(True):
+        assert settings() == (True, False, False)
+        with searching_kernels(True):
+            assert settings() == (True, False, False)
+    assert settings() == before
+    with pytest.raises(ZeroDivisionError), deterministic_algorithms(True):
+        _ = 1 // 0
+    assert settings() == before
+    with searching_kernels(True):
+        assert torch.backends.cudnn.benchmark
+    assert settings() == before
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_cpu_does_the_same_with_and_without(name, tiny, tmp_path, left_in):
+    config = tiny(*WATCHED, *REPEATED[name])
+    for wanted in (False, True):
+        train(config, out=tmp_path / str(wanted), device="cpu", deterministic=wanted)
+    left_in(tmp_path / "True").assert_same(left_in(tmp_path / "False"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("engine", ["fast", "eager"])
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_resumed_run_on_a_gpu_has_the_bits_of_an_uninterrupted_one(name, engine, tiny, tmp_path, left_in):
+    config = tiny(*WATCHED, *REPEATED[name])
+    train(config, out=tmp_path / "whole", device="cuda", engine=engine, deterministic=True)
+    for steps in (1, 4, 7, 1000):  # before, at and after the capture of a step, each in a process of its own
+        command = [
+            sys.executable,
+            faults.__file__,
+            "stop",
+            str(tmp_path / "whole" / "config.toml"),
+            str(tmp_path / "cut"),
+            engine,
+        ]
+        subprocess.run([*command, str(steps)], check=True)
+    left_in(tmp_path / "cut").assert_same(left_in(tmp_path / "whole"))
