@@ -1,10 +1,8 @@
-"""Curves over epochs, a mean over seeds, one of them with a band; panels on a grid.
+"""The paper's figures, drawn with matplotlib from the collected jobs, as ``plans.py`` says.
 
-The effective margin against the distance of the nearest adversarial image found: does it mean what it says?
-
-Accuracy against the size of the attack, a mean over seeds: what a single eps does not tell.
-
-Margin histograms of the test images, from the counts that were kept.
+Curves over epochs, a mean over seeds, one of them with a band; margin histograms of the test images; the effective
+margin against the distance of the nearest adversarial image found (does it mean what it says?); accuracy against the
+size of the attack, which a single eps does not tell.
 """
 
 from collections import Counter
@@ -19,13 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from paper.collect import CollectedJob, Counts, Pairs, over_seeds, watched_attack
-from paper.plans import (
-    ACCURACY,
-    CurvePlan,
-    GroupPlan,
-    Line,
-    Panel,
+from paper.plans import ACCURACY, CurvePlan, GroupPlan, Line, Panel
+from paper.rows import decay_title, kind_of, method_title, row_order
+from paper.style import (
+    BLUE,
     Stroke,
     best_clean,
     how_well,
@@ -36,8 +31,8 @@ from paper.plans import (
     remarks,
     stroke,
 )
-from paper.rows import BLUE, decay_title, kind_of, method_title, place
 from paper.tables import Jobs
+from paper.tree import CollectedJob, Counts, Pairs, over_seeds, watched_attack
 from widemargin.config.checkpoint import CONFIG
 from widemargin.core.records import Fields
 from widemargin.evaluation.folder import Radius
@@ -87,9 +82,9 @@ def curve_figure(plan: CurvePlan, jobs: Jobs) -> Figure | None:
         grid = figure.add_gridspec(rows, plan.columns)
         for cell, (panel, curves) in zip(places, drawn, strict=True):
             axes = figure.add_subplot(grid[cell.row, cell.column : cell.column + cell.cells])
-            _draw(axes, panel, curves, most, WIDTH * cell.cells)
+            _draw_curves(axes, panel, curves, most, WIDTH * cell.cells)
             row = [on for at, on in zip(places, drawn, strict=True) if at.row == cell.row and plan.same_scale]
-            _scale(axes, panel, curves, [curve for other, found in row if not other.zoom for curve in found])
+            _set_scale(axes, panel, curves, [curve for other, found in row if not other.zoom for curve in found])
     return figure
 
 
@@ -115,7 +110,7 @@ def _curve(panel: Panel, line: Line, found: Sequence[CollectedJob]) -> Curve:
     return Curve(line, found, list(points), list(points.values()), low, high)
 
 
-def _draw(axes: Axes, panel: Panel, curves: Sequence[Curve], most: int, width: float) -> None:
+def _draw_curves(axes: Axes, panel: Panel, curves: Sequence[Curve], most: int, width: float) -> None:
     axes.set_title(panel.title.format(attack=watched_attack(curves[0].found[0])))
     best = best_clean(curve.found for curve in curves)
     for number, curve in enumerate(curves):
@@ -128,7 +123,7 @@ def _draw(axes: Axes, panel: Panel, curves: Sequence[Curve], most: int, width: f
             alpha=look.alpha,
             linewidth=THIN + WIDER * (len(curves) - 1 - number),  # lines on each other: each shows beside the next
             marker="o" if len(curve.epochs) == 1 else None,  # a line needs two points to be seen
-            label=_label(curve, panel, best),
+            label=_curve_label(curve, panel, best),
         )
         if curve.low:
             axes.fill_between(curve.epochs, curve.low, curve.high, color=curve.line.color, alpha=0.13, linewidth=0)
@@ -139,7 +134,7 @@ def _draw(axes: Axes, panel: Panel, curves: Sequence[Curve], most: int, width: f
     legend_below(axes, width=width)
 
 
-def _scale(axes: Axes, panel: Panel, curves: Sequence[Curve], beside: Sequence[Curve]) -> None:
+def _set_scale(axes: Axes, panel: Panel, curves: Sequence[Curve], beside: Sequence[Curve]) -> None:
     """As the panels beside it, unless it is a close-up; accuracies of networks that collapsed are below the axis."""
     axes.set_xlim(left=0)
     accuracy = panel.unit == ACCURACY
@@ -150,7 +145,7 @@ def _scale(axes: Axes, panel: Panel, curves: Sequence[Curve], beside: Sequence[C
         axes.set_ylim(*limits(values, near_zero_only=accuracy, zoom=panel.zoom))
 
 
-def _label(curve: Curve, panel: Panel, best: float) -> str:
+def _curve_label(curve: Curve, panel: Panel, best: float) -> str:
     """With the last value; a network without a boundary has no margins to draw."""
     seeds = f" ({len(curve.found)} seeds)" if len(curve.found) > 1 else ""
     last = f"{curve.values[-1]:.{1 if panel.unit == ACCURACY else 2}f}" if curve.values else "no boundary"
@@ -172,8 +167,8 @@ def distance_figure(prefix: str, jobs: Jobs) -> Figure | None:
 
     Each kind of training begins a row, baselines first; a shorter row is in the middle.
     """
-    first = [_first(jobs, recipe) for recipe in jobs if recipe.startswith(f"{prefix}/")]
-    shown = sorted((job for job in first if job is not None), key=place)
+    first = [_first_with_distances(jobs, recipe) for recipe in jobs if recipe.startswith(f"{prefix}/")]
+    shown = sorted((job for job in first if job is not None), key=row_order)
     if not shown:
         return None
     rows = [row for _, kind in groupby(shown, key=lambda job: kind_of(job.recipe)) for row in _even_rows(list(kind))]
@@ -187,7 +182,7 @@ def distance_figure(prefix: str, jobs: Jobs) -> Figure | None:
             for across, job in enumerate(row):
                 left = columns - len(row) + 2 * across
                 axes = figure.add_subplot(grid[down, left : left + 2])
-                _distance_picture_draw(axes, job, top, named=across == 0, collapsed=is_collapsed([job], best))
+                _draw_distances(axes, job, top, named=across == 0, collapsed=is_collapsed([job], best))
     return figure
 
 
@@ -198,7 +193,7 @@ def _even_rows(jobs: list[CollectedJob]) -> list[list[CollectedJob]]:
     return [jobs[start : start + length] for start in range(0, len(jobs), length)]
 
 
-def _first(jobs: Jobs, recipe: str) -> CollectedJob | None:
+def _first_with_distances(jobs: Jobs, recipe: str) -> CollectedJob | None:
     return next((job for job in jobs[recipe] if job.distance is not None), None)
 
 
@@ -207,7 +202,7 @@ def _pairs(job: CollectedJob) -> Pairs:
     return job.distance
 
 
-def _distance_picture_draw(axes: Axes, job: CollectedJob, top: float, *, named: bool, collapsed: bool) -> None:
+def _draw_distances(axes: Axes, job: CollectedJob, top: float, *, named: bool, collapsed: bool) -> None:
     """``named`` has the name of the vertical axis, which is every panel's."""
     pairs = _pairs(job)
     margins, distances = zip(*pairs.pairs, strict=True)
@@ -235,37 +230,37 @@ def _nearly_all(values: list[float]) -> float:
 LEVELS = 255
 """Where every eps is written as so many of 255, the axis counts them."""
 
-EpsPictureCurve = list[tuple[Radius, float]]
+EpsMeans = list[tuple[Radius, float]]
 
 
 def eps_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
     """A panel for each kind of training, all to one scale; None where no line was judged at several eps."""
-    panels = [panel for panel in plan.panels if any(_judged(line, jobs) for line in panel.lines)]
+    panels = [panel for panel in plan.panels if any(_judged_over_eps(line, jobs) for line in panel.lines)]
     if not panels:
         return None
-    most = most_seeds(_judged(line, jobs) for panel in panels for line in panel.lines)
+    most = most_seeds(_judged_over_eps(line, jobs) for panel in panels for line in panel.lines)
     with styled():
         figure = Figure(figsize=(WIDTH * len(panels), HEIGHT + 0.3), layout="constrained")
         grid = figure.subplots(1, len(panels), squeeze=False)
         for axes, panel in zip(grid.flat, panels, strict=True):
-            _eps_picture_draw(axes, panel, jobs, most)
+            _draw_over_eps(axes, panel, jobs, most)
     return figure
 
 
-def _judged(line: Line, jobs: Jobs) -> list[CollectedJob]:
+def _judged_over_eps(line: Line, jobs: Jobs) -> list[CollectedJob]:
     return [job for job in jobs.get(line.recipe, ()) if job.over_eps is not None]
 
 
-def _eps_picture_draw(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
+def _draw_over_eps(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
     axes.set_title(panel.title)
-    shown = [(line, found) for line in panel.lines if (found := _judged(line, jobs))]
+    shown = [(line, found) for line in panel.lines if (found := _judged_over_eps(line, jobs))]
     curves = [(line, found, mean_curve(found)) for line, found in shown]
-    unit = _unit([radius for _, _, curve in curves for radius, _ in curve])
-    mark, words = _mark(shown[0][1][0])
+    unit = _levels([radius for _, _, curve in curves for radius, _ in curve])
+    mark, words = _marked_eps(shown[0][1][0])
     best = best_clean(found for _, found in shown)
     for line, found, curve in curves:
         look = stroke(found, best=best, most=most)
-        _draw_curve(axes, curve, unit, line.color, look, _eps_picture_label(line, found, curve, mark))
+        _draw_curve(axes, curve, unit, line.color, look, _eps_label(line, found, curve, mark))
     axes.axvline(mark * unit, color="black", linewidth=0.8, linestyle="--", zorder=1, label=f"{words} {mark:g}")
     axes.set(xlim=(0, None), ylim=(0, 100), ylabel=ACCURACY)
     axes.set_xlabel("eps (L∞)" if unit == 1 else f"eps (L∞), in 1/{LEVELS}")
@@ -274,14 +269,14 @@ def _eps_picture_draw(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
     legend_below(axes, width=WIDTH)
 
 
-def _draw_curve(axes: Axes, curve: EpsPictureCurve, unit: int, color: str, look: Stroke, label: str) -> None:
+def _draw_curve(axes: Axes, curve: EpsMeans, unit: int, color: str, look: Stroke, label: str) -> None:
     """A point for each eps; the points on the axes are drawn whole."""
     sizes, values = [radius.value * unit for radius, _ in curve], [value for _, value in curve]
     (drawn,) = axes.plot(sizes, values, color=color, linewidth=1.6, marker="o", markersize=3.5, label=label)
     drawn.set(linestyle=look.style, alpha=look.alpha, clip_on=False)
 
 
-def mean_curve(jobs: Sequence[CollectedJob]) -> EpsPictureCurve:
+def mean_curve(jobs: Sequence[CollectedJob]) -> EpsMeans:
     """The mean at each eps that every seed has, without attack first."""
     found = [
         {Radius("0", 0.0): job.over_eps.clean} | dict(job.over_eps.points) for job in jobs if job.over_eps is not None
@@ -291,12 +286,12 @@ def mean_curve(jobs: Sequence[CollectedJob]) -> EpsPictureCurve:
     return [(radius, fmean(curve[radius] for curve in found)) for radius in sizes]
 
 
-def _unit(radii: Sequence[Radius]) -> int:
+def _levels(radii: Sequence[Radius]) -> int:
     """What an eps is multiplied with on the axis."""
     return LEVELS if all(radius.written.endswith(f"/{LEVELS}") for radius in radii if radius.value > 0) else 1
 
 
-def _mark(job: CollectedJob) -> tuple[float, str]:
+def _marked_eps(job: CollectedJob) -> tuple[float, str]:
     """The eps of training and its name; the table's eps where training does not attack."""
     config = Fields(job.run.folder / CONFIG, job.run.config)
     trained = config.table("objective").table("attack").number("eps")
@@ -305,7 +300,7 @@ def _mark(job: CollectedJob) -> tuple[float, str]:
     return config.table("evaluation").number("eps") or 0.0, "eps of the table"
 
 
-def _eps_picture_label(line: Line, found: Sequence[CollectedJob], curve: EpsPictureCurve, mark: float) -> str:
+def _eps_label(line: Line, found: Sequence[CollectedJob], curve: EpsMeans, mark: float) -> str:
     """With the accuracy at the eps nearest to the mark."""
     seeds = f" ({len(found)} seeds)" if len(found) > 1 else ""
     _, value = min(curve, key=lambda point: abs(point[0].value - mark))
@@ -321,36 +316,36 @@ Bins = dict[int, int]
 
 def histogram_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
     """A panel for each kind of training; None where there are no counts."""
-    panels = [panel for panel in plan.histograms if any(_counted(line, jobs) for line in panel.lines)]
+    panels = [panel for panel in plan.histograms if any(_with_counts(line, jobs) for line in panel.lines)]
     if not panels:
         return None
-    most = most_seeds(_counted(line, jobs) for panel in panels for line in panel.lines)
+    most = most_seeds(_with_counts(line, jobs) for panel in panels for line in panel.lines)
     with styled():
         figure = Figure(figsize=(WIDTH * len(panels), HEIGHT), layout="constrained")
         grid = figure.subplots(1, len(panels), squeeze=False)
         for axes, panel in zip(grid.flat, panels, strict=True):
-            _histogram_picture_draw(axes, panel, jobs, most)
+            _draw_histogram(axes, panel, jobs, most)
     return figure
 
 
-def _counted(line: Line, jobs: Jobs) -> list[CollectedJob]:
+def _with_counts(line: Line, jobs: Jobs) -> list[CollectedJob]:
     return [job for job in jobs.get(line.recipe, ()) if job.margins is not None and sum(job.margins.counts) > 0]
 
 
-def _histogram_picture_draw(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
+def _draw_histogram(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
     axes.set_title(f"{panel.title}, test images")
-    members = [(line, found) for line in panel.lines if (found := _counted(line, jobs))]
+    members = [(line, found) for line in panel.lines if (found := _with_counts(line, jobs))]
     counts = [[job.margins for job in found if job.margins is not None] for _, found in members]
     norm, width = counts[0][0].norm, counts[0][0].width
     shown = [(*member, kept) for member, kept in zip(members, counts, strict=True) if kept[0].norm == norm]
     best = best_clean(found for _, found, _ in shown)
-    low, high = _range([_together(kept) for _, _, kept in shown])
+    low, high = _bins_shown([_all_seeds(kept) for _, _, kept in shown])
     merged = max(1, -(-(high - low) // BARS))
     for line, found, kept in shown:
-        bins, without = _together(kept), sum(member.without for member in kept)
-        edges, shares = _bars(bins, low, high, merged, without)
-        mean = f"mean {_mean(bins) * width:.{2 if width > 0.01 else 4}f}"
-        label = f"{line.label}: {mean}{remarks(how_well(found, best), _left_out(bins, without))}"
+        bins, without = _all_seeds(kept), sum(member.without for member in kept)
+        edges, shares = _shares(bins, low, high, merged, without)
+        mean = f"mean {_mean_bin(bins) * width:.{2 if width > 0.01 else 4}f}"
+        label = f"{line.label}: {mean}{remarks(how_well(found, best), _without_boundary(bins, without))}"
         look, at = stroke(found, best=best, most=most), [edge * width for edge in edges]
         outline = axes.stairs(shares, at, color=line.color, linewidth=1.4, alpha=look.alpha, label=label)
         outline.set_linestyle(look.style)
@@ -362,7 +357,7 @@ def _histogram_picture_draw(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> 
     legend_below(axes, width=WIDTH)
 
 
-def _together(found: Sequence[Counts]) -> Bins:
+def _all_seeds(found: Sequence[Counts]) -> Bins:
     """The counts of all seeds."""
     bins: Counter[int] = Counter()
     for counts in found:
@@ -370,13 +365,13 @@ def _together(found: Sequence[Counts]) -> Bins:
     return dict(bins)
 
 
-def _range(members: Sequence[Bins]) -> tuple[int, int]:
+def _bins_shown(members: Sequence[Bins]) -> tuple[int, int]:
     """Where nearly all images of each line are, zero included."""
-    lows, highs = zip(*(_inner(bins) for bins in members), strict=True)
+    lows, highs = zip(*(_inner_bins(bins) for bins in members), strict=True)
     return min(*lows, 0), max(*highs, 1)
 
 
-def _inner(bins: Bins) -> tuple[int, int]:
+def _inner_bins(bins: Bins) -> tuple[int, int]:
     total, seen, inside = sum(bins.values()), 0, []
     for edge in sorted(bins):
         if seen + bins[edge] > TAIL * total and seen < (1 - TAIL) * total:
@@ -385,7 +380,7 @@ def _inner(bins: Bins) -> tuple[int, int]:
     return min(inside), max(inside) + 1
 
 
-def _bars(bins: Bins, low: int, high: int, merged: int, without: int) -> tuple[list[int], list[float]]:
+def _shares(bins: Bins, low: int, high: int, merged: int, without: int) -> tuple[list[int], list[float]]:
     """(edges, shares of all images in percent): ``merged`` bins to a bar, an edge at zero."""
     first, last = low // merged, -(-high // merged)
     total = sum(bins.values()) + without
@@ -395,12 +390,12 @@ def _bars(bins: Bins, low: int, high: int, merged: int, without: int) -> tuple[l
     return [merged * number for number in range(first, last + 1)], bars
 
 
-def _left_out(bins: Bins, without: int) -> str:
+def _without_boundary(bins: Bins, without: int) -> str:
     """What a reader of the mean must know, where it is more than a percent."""
     share = 100 * without / (sum(bins.values()) + without)
     return f"{share:.0f}% without a boundary" if share > 1 else ""
 
 
-def _mean(bins: Bins) -> float:
+def _mean_bin(bins: Bins) -> float:
     """In bins, each image at the middle of its own."""
     return sum((place + 0.5) * count for place, count in bins.items()) / sum(bins.values())

@@ -1,39 +1,40 @@
-"""The page's figures, by kind; how a kind is read is said once.
+"""``README.md`` of the tree: every table beside the paper's numbers, and the figures.
 
-``README.md`` of the tree: every table beside the paper's numbers. The same tree makes the same bytes.
-
-The page and the figures, made again from the tree alone.
+The same tree makes the same bytes. What is said of several seeds of a row is one line where it differs in its numbers
+alone; what the numbers of a table were made with (hardware, engine, precision, versions, time) is one sentence.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from paper import collect
-from paper.collect import CollectedJob, by_seed, circumstances, kinds, read_tree
 from paper.figures import curve_figure, distance_figure, eps_figure, histogram_figure
 from paper.plans import ALL, CURVES, DISTANCES, GROUPS, HISTOGRAMS, OVER_EPS, Section
 from paper.rows import PaperRow, PaperTable
 from paper.tables import (
     ABOVE,
+    AUTOATTACK_TITLE,
     BELOW,
     FAR_ACCURACY,
     FAR_MARGIN,
     NONE,
-    TITLE,
     Jobs,
     autoattack_text,
     cells_of,
     columns_of,
     distance_text,
     is_far,
+    kinds,
     table_text,
 )
+from paper.tree import FIGURES, NOTES, PAGE, CollectedJob, read_tree
 from widemargin.core.files import make_folder, write_text_atomic
-from widemargin.core.records import read_text
+from widemargin.core.records import Fields, read_text
 from widemargin.report.compare import differences
 from widemargin.report.pictures import save_picture
 from widemargin.report.tables import plain_text
@@ -49,6 +50,45 @@ class Shown:
     note: str = ""
 
 
+def generate(into: Path, tables: Sequence[PaperTable]) -> list[Path]:
+    """Write them; figures for which nothing is left are removed."""
+    jobs = by_recipe(read_tree(into))
+    folder = make_folder(into / FIGURES)
+    shown, written = [], [into / PAGE]
+    for picture, figure in _pictures(jobs):
+        if figure is None:
+            (folder / picture.file).unlink(missing_ok=True)
+            continue
+        save_picture(figure, folder / picture.file)
+        written.append(folder / picture.file)
+        shown.append(picture)
+    write_text_atomic(into / PAGE, page_text(tables, jobs, into / NOTES, shown))
+    return written
+
+
+def by_recipe(jobs: Sequence[CollectedJob]) -> Jobs:
+    """Recipe -> its jobs, by seed."""
+    found: dict[str, list[CollectedJob]] = {}
+    for job in jobs:
+        found.setdefault(job.recipe, []).append(job)
+    return found
+
+
+def _pictures(jobs: Jobs) -> Iterator[tuple[Shown, Figure | None]]:
+    """Each picture, drawn; None where there is nothing to draw."""
+    for plan in CURVES:
+        yield Shown(plan.section, plan.file, plan.title, plan.note), curve_figure(plan, jobs)
+    for group in GROUPS:
+        shown = Shown(HISTOGRAMS, f"histogram-{group.name}.png", f"Margins, {group.title}", group.histogram_note)
+        yield shown, histogram_figure(group, jobs)
+    for group in GROUPS:
+        shown = Shown(DISTANCES, f"distance-{group.name}.png", f"Margin against distance, {group.title}")
+        yield shown, distance_figure(group.name, jobs)
+    for group in GROUPS:
+        shown = Shown(OVER_EPS, f"eps-{group.name}.png", f"Accuracy against eps, {group.title}")
+        yield shown, eps_figure(group, jobs)
+
+
 def figures_text(pictures: Sequence[Shown]) -> str:
     """The last part of the page; pictures of a kind come after each other."""
     parts = ["## Figures\n", f"{ALL}\n"]
@@ -56,7 +96,7 @@ def figures_text(pictures: Sequence[Shown]) -> str:
         parts += [f"### {section.title}\n", f"{section.said}\n"]
         for picture in members:
             parts += [f"#### {picture.title}\n", *([f"{picture.note}\n"] if picture.note else [])]
-            parts.append(f"![{picture.title}]({collect.FIGURES}/{picture.file})\n")
+            parts.append(f"![{picture.title}]({FIGURES}/{picture.file})\n")
     return "\n".join(parts)
 
 
@@ -74,7 +114,7 @@ points of accuracy, or {FAR_MARGIN:g} of margin, above or below the paper.
 LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some rows (`docs/results.md`)."
 
 
-def page(tables: Sequence[PaperTable], jobs: Jobs, notes: Path, pictures: Sequence[Shown]) -> str:
+def page_text(tables: Sequence[PaperTable], jobs: Jobs, notes: Path, pictures: Sequence[Shown]) -> str:
     """The page; its pictures have been drawn."""
     parts = [HEAD, _overview(tables, jobs)]
     begun = [table for table in tables if _is_begun(table, jobs) or _note_file(table, notes).is_file()]
@@ -141,7 +181,7 @@ def _precision_of_autoattack(rows: Sequence[PaperRow], jobs: Jobs) -> list[str]:
 def _note(path: Path) -> str:
     """The paragraph that a person wrote; its links begin in the folder of notes, the page is one above."""
     text = read_text(path).strip().replace("](../", "](") if path.is_file() else ""
-    return f"{text or f'(Not written yet: `{collect.NOTES}/{path.name}`.)'}\n"
+    return f"{text or f'(Not written yet: `{NOTES}/{path.name}`.)'}\n"
 
 
 def _remarks(table: PaperTable, row: PaperRow, jobs: Sequence[CollectedJob]) -> list[str]:
@@ -170,7 +210,7 @@ def _left_out(jobs: Sequence[CollectedJob]) -> list[tuple[int, str]]:
 def _alarms(job: CollectedJob) -> list[str]:
     """Each alarm once: what the judgment of the table says, a later one does not say again."""
     found: dict[tuple[str, str], str] = {}
-    judged = (("", job.evaluation), ("", job.autoattack), (f" ({TITLE})", job.autoattack_8_255))
+    judged = (("", job.evaluation), ("", job.autoattack), (f" ({AUTOATTACK_TITLE})", job.autoattack_8_255))
     for where, report in judged:
         for alarm in report.tables("alarms"):
             name, message = alarm.text("name"), alarm.text("message")
@@ -178,43 +218,59 @@ def _alarms(job: CollectedJob) -> list[str]:
     return list(found.values())
 
 
-Picture = tuple[Shown, Figure | None]
-"""None where there is nothing to draw."""
+def circumstances(jobs: Sequence[CollectedJob]) -> str:
+    """Each kind that occurs, the most frequent first, with how many jobs have it where they differ."""
+    parts = [
+        f"Hardware: {kinds(job.result.text('device', 'unknown') for job in jobs)}.",
+        f"Trained with: {kinds(job.result.text('engine', 'unknown') for job in jobs)}.",
+        f"Judged in: {kinds(job.evaluation.text('precision', 'unknown') for job in jobs)}.",
+        f"Versions: {kinds(_versions(job.result.table('versions')) for job in jobs)}.",
+    ]
+    trained = {(job.result.text("trained_as", job.recipe), job.seed): job for job in jobs}  # rows may share a run
+    training = _hours(_sum_of(trained.values(), "training_seconds"))
+    judging = _hours(_sum_of(jobs, "evaluation_seconds"))
+    together = max(job.result.whole("workers") or 1 for job in jobs)
+    shared = f", up to {together} jobs sharing the device" if together > 1 else ""
+    return " ".join([*parts, f"Time of all jobs together: {training} of training, {judging} of judging{shared}."])
 
 
-def generate(into: Path, tables: Sequence[PaperTable]) -> list[Path]:
-    """Write them; figures for which nothing is left are removed."""
-    jobs = by_recipe(read_tree(into))
-    folder = make_folder(into / collect.FIGURES)
-    shown, written = [], [into / collect.PAGE]
-    for picture, figure in _pictures(jobs):
-        if figure is None:
-            (folder / picture.file).unlink(missing_ok=True)
-            continue
-        save_picture(figure, folder / picture.file)
-        written.append(folder / picture.file)
-        shown.append(picture)
-    write_text_atomic(into / collect.PAGE, page(tables, jobs, into / collect.NOTES, shown))
-    return written
+def _sum_of(jobs: Iterable[CollectedJob], key: str) -> float:
+    return sum(job.result.number(key) or 0.0 for job in jobs)
 
 
-def by_recipe(jobs: Sequence[CollectedJob]) -> Jobs:
-    """Recipe -> its jobs, by seed."""
-    found: dict[str, list[CollectedJob]] = {}
-    for job in jobs:
-        found.setdefault(job.recipe, []).append(job)
-    return found
+def _versions(table: Fields) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(table.words().items())) or "unknown"
 
 
-def _pictures(jobs: Jobs) -> Iterator[Picture]:
-    for plan in CURVES:
-        yield Shown(plan.section, plan.file, plan.title, plan.note), curve_figure(plan, jobs)
-    for group in GROUPS:
-        shown = Shown(HISTOGRAMS, f"histogram-{group.name}.png", f"Margins, {group.title}", group.histogram_note)
-        yield shown, histogram_figure(group, jobs)
-    for group in GROUPS:
-        shown = Shown(DISTANCES, f"distance-{group.name}.png", f"Margin against distance, {group.title}")
-        yield shown, distance_figure(group.name, jobs)
-    for group in GROUPS:
-        shown = Shown(OVER_EPS, f"eps-{group.name}.png", f"Accuracy against eps, {group.title}")
-        yield shown, eps_figure(group, jobs)
+def _hours(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+NUMBER = re.compile(r"([0-9]+(?:[.,][0-9]+)*%?)")
+
+
+def by_seed(said: Sequence[tuple[int, str]]) -> list[str]:
+    """One line for the seeds of which the same is said, but for its numbers."""
+    alike: dict[tuple[int, tuple[str, ...]], list[tuple[int, list[str]]]] = {}
+    times: Counter[tuple[int, tuple[str, ...]]] = Counter()
+    for seed, text in said:
+        parts = NUMBER.split(text)  # words, a number, words, ...
+        words = tuple(parts[::2])
+        alike.setdefault((times[seed, words], words), []).append((seed, parts))
+        times[seed, words] += 1
+    return [_in_one_line(members) for members in alike.values()]
+
+
+def _in_one_line(members: Sequence[tuple[int, list[str]]]) -> str:
+    """What the seeds have in common once, from the first number that differs to the last for each of them."""
+    who = f"seed{'s' * (len(members) > 1)} {', '.join(str(seed) for seed, _ in members)}"
+    texts = [parts for _, parts in members]
+    first = texts[0]
+    differs = [place for place, part in enumerate(first) if any(parts[place] != part for parts in texts)]
+    if not differs:
+        return f"{who}: {''.join(first)}"
+    begin, end = differs[0], differs[-1] + 1
+    each = ("; " if len(differs) > 1 else ", ").join("".join(parts[begin:end]) for parts in texts)
+    return f"{who}: {''.join(first[:begin])}{each}{''.join(first[end:])}"

@@ -1,27 +1,16 @@
-"""The colors of the pictures: a setting has the same one in every panel of every picture.
+"""The rows of the paper's tables, handed in by the caller, and a recipe's name in words.
 
-The larger the weight decay, the darker its color, and neighbors differ in hue as well. Averaged weights have a lighter
-tone of their own run's color.
-
-The tables our numbers are set beside, handed in by the caller: reports know no recipes.
-
-A recipe's name in words: ``st-lsoftmax-wd0.01`` is ST + L-Softmax, weight decay 0.01.
+``st-lsoftmax-wd0.01`` is ST + L-Softmax, weight decay 0.01.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paper.collect import CollectedJob
+from paper.tree import CollectedJob
 from widemargin.config.checkpoint import CONFIG
 from widemargin.core.records import Fields
 from widemargin.report.compare import Reference
-
-LIME, TEAL, RED, GRAY, PURPLE, INK = "#b8d957", "#35b5a6", "#d1495b", "#6b6e73", "#5f4b8b", "#2a1740"
-YELLOW, BROWN, BLUE = "#edae49", "#9c5a1a", "#1768ac"
-LIGHT_RED, LIGHT_BLUE = "#eba6b0", "#7fb8e6"
-
-DECAY_COLORS = {"0": LIME, "0.0001": TEAL, "0.0005": RED, "0.001": GRAY, "0.01": PURPLE, "0.1": INK}
 
 
 @dataclass(frozen=True)
@@ -82,7 +71,7 @@ def plain_number(value: float) -> str:
     return f"{value:.10f}".rstrip("0").rstrip(".")
 
 
-def place(job: CollectedJob) -> tuple[int, int, str]:
+def row_order(job: CollectedJob) -> tuple[int, int, str]:
     """Where a row stands in a picture: by how it trains, baselines first, EMR last."""
     kind, words = kind_of(job.recipe), job.recipe.split("/")[-1].split("-")[1:]
     added = [word for word in words if not word.startswith("wd") and word not in _SAID]

@@ -1,22 +1,20 @@
-"""One table as Markdown: ours, the paper's, the difference, and a mark where they are far apart.
+"""The tables of the page as Markdown: ours, the paper's, the difference, and a mark where they are far apart.
 
-AutoAttack at 8/255: a small table below the paper's, of the rows that were judged with it.
-
-Margins beside distances: a small table below the paper's, of the rows whose distances were measured.
-
-Does a larger margin go with a larger distance? Across the images of a row, and across the rows.
+Below a table of the paper's stand two small ones, where some of its rows have them: AutoAttack at 8/255, and margins
+beside distances. Does a larger margin go with a larger distance? Across the images of a row, and across the rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 import torch
 
-from paper.collect import CollectedJob, Pairs, kinds
 from paper.rows import PaperRow, PaperTable
+from paper.tree import CollectedJob, Pairs
 from widemargin.evaluation.distance import rank_correlation
 from widemargin.report.compare import Cell, column_title, compare, norm_title, signed
-from widemargin.report.tables import plain_text
+from widemargin.report.tables import markdown_lines, plain_text
 
 FAR_ACCURACY, FAR_MARGIN = 2.0, 0.15
 ABOVE, BELOW, NONE = "▲", "▼", "-"
@@ -45,14 +43,17 @@ def cells_of(table: PaperTable, row: PaperRow, jobs: Jobs) -> dict[str, Cell]:
 def table_text(table: PaperTable, jobs: Jobs) -> str:
     """The rows, in the paper's order; one that was not run has the paper's numbers alone."""
     columns = columns_of(table, jobs)
-    lines = [line(["row", "seeds", *(column_title(column) for column in columns)])]
-    lines.append(line([":--", *["--:"] * (len(columns) + 1)]))
+    lines = []
     for row in table.rows:
         cells = cells_of(table, row, jobs)
         members = jobs.get(row.recipe, ())
         shown = [cell_text(column, cells[column]) + _fewer(column, members) for column in columns]
-        lines.append(line([plain_text(table.label(row)), str(len(members) or NONE), *shown]))
-    return "\n".join(lines) + "\n"
+        lines.append([plain_text(table.label(row)), str(len(members) or NONE), *shown])
+    return "\n".join(_table(["row", "seeds", *map(column_title, columns)], lines)) + "\n"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return markdown_lines(heads, rows, align=[":--", *["--:"] * (len(heads) - 1)])
 
 
 def _fewer(column: str, jobs: Sequence[CollectedJob]) -> str:
@@ -81,14 +82,19 @@ def _difference(column: str, cell: Cell) -> str:
     return f" (**{text}** {ABOVE if cell.difference > 0 else BELOW})"
 
 
-def line(cells: Sequence[str]) -> str:
-    """A line of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
+def kinds(values: Iterable[str]) -> str:
+    """Each value that occurs, with how many jobs have it where they differ."""
+    counted = sorted(Counter(values).items(), key=lambda pair: (-pair[1], pair[0]))
+    if len(counted) == 1:
+        return counted[0][0]
+    return "; ".join(f"{value.replace(';', ',')} ({count} job{'s' * (count > 1)})" for value, count in counted)
 
 
-TITLE = "AutoAttack at 8/255 (first 1,000)"
-SAID = """Not in the paper, whose eps is 0.031. 8/255 is the eps of RobustBench, which takes all 10,000 test images; the
-columns here are of the first 1,000."""
+AUTOATTACK_TITLE = "AutoAttack at 8/255 (first 1,000)"
+AUTOATTACK_SAID = (
+    "Not in the paper, whose eps is 0.031. 8/255 is the eps of RobustBench, which takes all 10,000 test images; the\n"
+    "columns here are of the first 1,000."
+)
 COLUMNS = ("clean", "autoattack")
 
 
@@ -97,18 +103,22 @@ def autoattack_text(table: PaperTable, jobs: Jobs) -> str:
     rows = [(row, judged) for row in table.rows if (judged := _judged(jobs.get(row.recipe, ())))]
     if not rows:
         return ""
-    lines = [line(["row", "seeds", *map(column_title, COLUMNS)])]
-    lines.append(line([":--", *["--:"] * (len(COLUMNS) + 1)]))
-    lines += [line([plain_text(table.label(row)), str(len(judged)), *_cells(judged)]) for row, judged in rows]
+    lines = _table(
+        ["row", "seeds", *map(column_title, COLUMNS)],
+        [[plain_text(table.label(row)), str(len(judged)), *_autoattack_cells(judged)] for row, judged in rows],
+    )
     precision = kinds(job.autoattack_8_255.text("precision", "unknown") for _, judged in rows for job in judged)
-    return "\n".join([f"### {TITLE}\n", f"{SAID} Judged in: {plain_text(precision)}.\n", *lines]) + "\n"
+    return (
+        "\n".join([f"### {AUTOATTACK_TITLE}\n", f"{AUTOATTACK_SAID} Judged in: {plain_text(precision)}.\n", *lines])
+        + "\n"
+    )
 
 
 def _judged(jobs: Sequence[CollectedJob]) -> list[CollectedJob]:
     return [job for job in jobs if "autoattack" in job.autoattack_8_255.table("accuracy").values]
 
 
-def _cells(jobs: Sequence[CollectedJob]) -> list[str]:
+def _autoattack_cells(jobs: Sequence[CollectedJob]) -> list[str]:
     cells = compare(COLUMNS, {}, [{"accuracy": job.autoattack_8_255.table("accuracy").numbers()} for job in jobs])
     return [cell_text(column, cells[column]) for column in COLUMNS]
 
@@ -128,8 +138,8 @@ def distance_text(table: PaperTable, jobs: Jobs) -> str:
         return ""
     measured = [(table.label(row), found) for row, found in members]
     norm = norm_title(measured[0][1][0].norm)
-    lines = [line([head.format(norm) for head in HEADS]), line([":--", *["--:"] * (len(HEADS) - 1)])]
-    lines += [line([plain_text(label), *_distance_text_cells(found)]) for label, found in measured]
+    cells = [[plain_text(label), *_distance_cells(found)] for label, found in measured]
+    lines = _table([head.format(norm) for head in HEADS], cells)
     precision = kinds(pairs.precision for _, found in measured for pairs in found)
     return (
         "\n".join(
@@ -148,7 +158,7 @@ def _measured(jobs: Sequence[CollectedJob]) -> list[Pairs]:
     return [job.distance for job in jobs if job.distance is not None]
 
 
-def _distance_text_cells(found: Sequence[Pairs]) -> list[str]:
+def _distance_cells(found: Sequence[Pairs]) -> list[str]:
     known = [pairs.correlation for pairs in found if pairs.correlation is not None]
     images = round(fmean(len(pairs.pairs) for pairs in found))
     medians = [f"{_median(found, place):.3f}" for place in (0, 1)]

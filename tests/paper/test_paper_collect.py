@@ -4,7 +4,10 @@ import json
 
 import pytest
 from paper.__main__ import PAPER
-from paper.collect import circumstances, collect, kinds, read_tree
+from paper.collect import collect
+from paper.page import circumstances
+from paper.tables import kinds
+from paper.tree import read_tree
 
 from job_folders import write_job
 from widemargin.cli.main import run

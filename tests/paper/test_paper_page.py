@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paper.__main__ import PAPER
-from paper.collect import collect, read_tree
+from paper.collect import collect
 from paper.commands import paper_tables
 from paper.page import by_recipe, generate
 from paper.plans import CURVES, GROUPS
 from paper.rows import PaperTable
 from paper.tables import cell_text, is_far
+from paper.tree import read_tree
 
 from job_folders import write_job
 from widemargin.cli.main import run

@@ -7,11 +7,13 @@ from itertools import combinations, groupby, pairwise, product
 
 import pytest
 from matplotlib.colors import to_rgb
-from paper.collect import collect, over_seeds, read_tree
-from paper.figures import BARS, _mean, curve_figure, distance_figure, eps_figure, histogram_figure, mean_curve
+from paper.collect import collect
+from paper.figures import BARS, _mean_bin, curve_figure, distance_figure, eps_figure, histogram_figure, mean_curve
 from paper.page import by_recipe, generate
-from paper.plans import CURVES, GROUPS, limits
+from paper.plans import CURVES, GROUPS
 from paper.rows import method_title
+from paper.style import limits
+from paper.tree import over_seeds, read_tree
 
 from job_folders import write_job
 from widemargin.recipes import find_recipe
@@ -402,7 +404,7 @@ def test_the_page_has_the_pictures_of_what_was_judged_over_eps(over_eps):
 
 
 def test_the_mean_of_counts_takes_each_image_at_the_middle_of_its_bin():
-    assert _mean({-1: 1, 0: 1, 3: 2}) == 1.75
+    assert _mean_bin({-1: 1, 0: 1, 3: 2}) == 1.75
 
 
 def test_a_band_is_one_standard_deviation_on_either_side(jobs):
