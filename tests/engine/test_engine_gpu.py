@@ -26,8 +26,7 @@ from widemargin.attacks import PGD
 from widemargin.config.toml import with_overrides
 from widemargin.core.precision import full_float32
 from widemargin.data import Batch, Batches, CropFlip, ImageSet, NoAugmentation, in_order
-from widemargin.engine import FastNetwork, GraphedFunction, Plan, make_plan
-from widemargin.engine import cuda_graphs as replayed_module
+from widemargin.engine import FastNetwork, GraphedFunction, Plan, cuda_graphs, make_plan
 from widemargin.engine.cuda_graphs import CALLS
 from widemargin.evaluation import evaluate
 from widemargin.evaluation import evaluator as evaluator_module
@@ -197,7 +196,7 @@ def test_an_objective_that_cannot_be_captured_still_trains(
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "resnet"])
-def test_replayed_verdicts_and_margins_are_those_of_plain_calls(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_verdicts_and_margins_are_those_of_ordinary_calls(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = state_of(run_of(model), "cuda", SHAPES[model]).nets.model.eval()
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(70, *SHAPES[model], generator=generator).to("cuda")
@@ -206,7 +205,7 @@ def test_replayed_verdicts_and_margins_are_those_of_plain_calls(model: str, monk
     labels = torch.cat([logits[:50].argmax(1), logits[50:].argmin(1)])  # the last twenty are wrong before any attack
     data = ImageSet(images=images, labels=labels, num_classes=10, name="random")
     attack = PGD(eps=8 / 255, step_size=2 / 255, steps=5)
-    monkeypatch.setattr(replayed_module, "CALLS", 1)
+    monkeypatch.setattr(cuda_graphs, "CALLS", 1)
 
     def measured() -> tuple[torch.Tensor, torch.Tensor]:
         margins = measure_margins(network, in_order(data, 16)).margins

@@ -256,7 +256,7 @@ class Facts:
     gradient_mib: float = 0.0
     """MiB that the gradient of an image needs; a quarter of a GPU's memory may hold those judged at once."""
     tf32_search: Literal["never", "autoattack", "always"] = "always"
-    """Where there is TF32, which attacks search with it: of a small network those that take longest, or none."""
+    """Whether attacks search with TF32, where there is TF32: a small network gains by it in AutoAttack alone, or never."""
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -268,8 +268,11 @@ class ModelConfig:
 
     normalize: Normalization | None
     facts = Facts()
-    head_key = "fc"
-    """Under which public key the network keeps its last layer."""
+
+    @property
+    def head_key(self) -> str:
+        """Under which public key the network keeps its last layer."""
+        return "fc"
 
     def __post_init__(self) -> None:
         """Refuse a normalization of the wrong kind."""

@@ -85,7 +85,7 @@ class MLPConfig(ModelConfig):
         require_init("MLPConfig", self.init)
 
     @property
-    def head_key(self) -> str:  # type: ignore[override]
+    def head_key(self) -> str:
         """The last of the fully connected layers."""
         return f"fcs.{len(self.hidden)}"
 

@@ -163,7 +163,11 @@ class ResNetConfig(ModelConfig):
     """What the three here share."""
 
     width: int = 64
-    head_key = "linear"
+
+    @property
+    def head_key(self) -> str:
+        """Under which public key the networks keep their last layer."""
+        return "linear"
 
     def __post_init__(self) -> None:
         """Refuse a width that is not a count."""
