@@ -256,7 +256,7 @@ class Facts:
     gradient_mib: float = 0.0
     """MiB that the gradient of an image needs; a quarter of a GPU's memory may hold those judged at once."""
     tf32_search: Literal["never", "autoattack", "always"] = "always"
-    """Whether attacks search with TF32, where there is TF32: a small network gains by it in AutoAttack alone, or never."""
+    """Whether attacks search with TF32, where it is: a small network gains by it in AutoAttack alone, or never."""
 
 
 Shapes = Mapping[str, tuple[int, ...]]
