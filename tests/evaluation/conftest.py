@@ -21,6 +21,7 @@ data = { name = "mnist-embedded", train_limit = 100, test_limit = 20, held_out =
 model = { kind = "mlp", hidden = [16] }
 optimizer = { lr = 0.1 }
 watch = { attack = { kind = "fgsm", eps = 0.1 }, margins = [] }
+evaluation = { attacks = ["clean", "pgd3"], eps = "8/255", step_size = 0.02 }
 """
 
 

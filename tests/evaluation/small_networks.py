@@ -73,6 +73,17 @@ def taught_flat(num_classes: int = 10) -> nn.Module:
     return taught(lambda: flat_net(num_classes), x.flatten(1), y)
 
 
+class Around(nn.Module):
+    """A model whose forward pass is a function of a network and the images."""
+
+    def __init__(self, network: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.network, self.how = network, forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.how(self.network, x)
+
+
 class Counted(nn.Module):
     """Remembers the images of every call; ``at`` gives a function to run in place of the n-th call (from 1)."""
 

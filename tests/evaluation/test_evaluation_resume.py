@@ -13,7 +13,7 @@ import pytest
 import torch
 from evaluation_child import ATTACKS, CLASSES, COUNT, OPTIONS, evaluate
 from official import assert_same
-from small_networks import Counted, Rough, pictures, taught_conv
+from small_networks import Around, Counted, Rough, pictures, taught_conv
 
 import widemargin
 from widemargin import InputError
@@ -465,17 +465,6 @@ def test_a_shard_without_a_digest_of_other_labels_is_refused(half, tmp_path):
 # Weights are not all of a model: what it said to the first images
 
 
-class Changed(torch.nn.Module):
-    """A classifier whose forward pass is a function, so that two of them can share weights."""
-
-    def __init__(self, forward, dtype=torch.float32):
-        super().__init__()
-        self.model, self.how = taught_conv(CLASSES).to(dtype), forward
-
-    def forward(self, x):
-        return self.how(self.model, x)
-
-
 def ordinary(model, x):
     return model(x)
 
@@ -524,8 +513,8 @@ def test_another_model_of_the_same_weights_is_refused_and_another_rounding_is_no
     x, y = pictures(CLASSES, 20)
     data = x[y < CLASSES - 1], y[y < CLASSES - 1]
     options = {"eps": 0.1, "margins": False, "sanity": False, "out": tmp_path}
-    report = widemargin.evaluate(Changed(before, dtype), data, ["clean"], **options)
-    again = Changed(now, dtype)
+    report = widemargin.evaluate(Around(taught_conv(CLASSES).to(dtype), before), data, ["clean"], **options)
+    again = Around(taught_conv(CLASSES).to(dtype), now)
     if same:
         assert widemargin.evaluate(again, data, ["clean"], **options).accuracy == report.accuracy
     else:

@@ -8,7 +8,7 @@ import pyautoattack.checks
 import pytest
 import torch
 from official import SHORT, VERY_SHORT, assert_official, assert_same, officially
-from small_networks import Rough, flat_net, pictures, taught, taught_conv, taught_flat
+from small_networks import Around, Rough, flat_net, pictures, taught, taught_conv, taught_flat
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
@@ -16,17 +16,6 @@ import widemargin
 from widemargin import InputError
 
 QUICK = {"sanity": False, "margins": False}
-
-
-class Read(nn.Module):
-    """A model of another dtype behind float32."""
-
-    def __init__(self, model, dtype):
-        super().__init__()
-        self.model, self.dtype = model, dtype
-
-    def forward(self, x):
-        return self.model(x.to(self.dtype)).float()
 
 
 # Numbers of classes
@@ -81,33 +70,29 @@ def test_inputs_that_are_no_images(very_short, tmp_path, form, norm):
     x, y = pictures(5, 12, (1, 6, 10))
     network = taught(lambda: nn.Sequential(nn.Flatten(), flat_net(5, 60)), *pictures(5, 60, (1, 6, 10), seed=1))
     own = x.reshape(12, *FORMS[form])
+
+    def in_its_form(net, x):
+        assert x.shape[1:] == FORMS[form]
+        return net(x)
+
+    model = Around(network, in_its_form)
     attacks = ["clean", "fgsm", "pgd5"]
     options = {"distance": True, "norm": norm, "eps": 0.2 if norm == "linf" else 1.5}
-    found = widemargin.evaluate(Meets(FORMS[form], network), (own, y), attacks, out=tmp_path, **options)
+    found = widemargin.evaluate(model, (own, y), attacks, out=tmp_path, **options)
     assert_same(found, widemargin.evaluate(network, (x, y), attacks, **options))
     assert len(set(found.accuracy.values())) > 1
     assert (tmp_path / "report.json").exists()
     assert not (tmp_path / "gallery.npz").exists()
     with pytest.raises(InputError, match=r"autoattack takes images \(N, C, H, W\) or flat squares, .*; leave auto"):
-        widemargin.evaluate(Meets(FORMS[form], network), (own, y), ["clean", "autoattack"], 0.2, norm)
-
-
-class Meets(nn.Module):
-    """The network, for inputs of one form alone."""
-
-    def __init__(self, form, network):
-        super().__init__()
-        self.form, self.network = form, network
-
-    def forward(self, x):
-        assert x.shape[1:] == self.form
-        return self.network(x)
+        widemargin.evaluate(model, (own, y), ["clean", "autoattack"], 0.2, norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_models_of_another_precision(short, dtype):
     model, (x, y) = Rough(taught_conv(5)).to(dtype), pictures(5, 12)
-    official = officially(Read(model, dtype), x, y, eps=0.2, classes=5, lengths=SHORT)
+    official = officially(
+        Around(model, lambda net, x: net(x.to(dtype)).float()), x, y, eps=0.2, classes=5, lengths=SHORT
+    )
     report = widemargin.evaluate(model, (x, y), ["clean", "pgd3", "autoattack"], 0.2, distance=True)
     assert_official(report, official)
     assert report.verdicts["clean"].tolist() == (model(x.to(dtype)).argmax(1) == y).tolist()
@@ -150,21 +135,13 @@ LAYOUTS = {
 }
 
 
-class Normalizing(nn.Module):
-    """Its first operator keeps the layout of the images."""
-
-    def __init__(self):
-        super().__init__()
-        self.network = taught_conv(5, (3, 8, 8))
-
-    def forward(self, x):
-        return self.network((x - 0.1) / 0.9)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("norm", "eps"), [("linf", 0.1), ("l2", 0.8)])
 def test_the_layout_of_images_makes_no_difference(very_short, layout, norm, eps):
-    model, (x, y) = Normalizing(), pictures(5, 12, (3, 8, 8))
+    model = Around(
+        taught_conv(5, (3, 8, 8)), lambda net, x: net((x - 0.1) / 0.9)
+    )  # the first operator keeps the layout
+    x, y = pictures(5, 12, (3, 8, 8))
     attacks = ["clean", "fgsm", "autoattack"]
     plain = widemargin.evaluate(model, (x, y), attacks, eps, norm, distance=True)
     assert_same(widemargin.evaluate(model, (LAYOUTS[layout](x), y), attacks, eps, norm, distance=True), plain)
@@ -190,55 +167,30 @@ def test_what_is_around_makes_no_difference(very_short, norm):
     assert found.distance.dtype == found.margin.dtype == torch.float32
 
 
-class OfItsTime(nn.Module):
-    """Makes a tensor in its forward pass, of the type that is the default then."""
-
-    def __init__(self):
-        super().__init__()
-        self.network = taught_conv(5).double()
-
-    def forward(self, x):
-        return self.network(x) @ torch.eye(5)
-
-
 def test_a_model_keeps_the_default_type_of_its_user(very_short):
-    x, y = pictures(5, 8)
+    model, (x, y) = Around(taught_conv(5).double(), lambda net, x: net(x) @ torch.eye(5)), pictures(5, 8)
     torch.set_default_dtype(torch.float64)
     try:
-        found = widemargin.evaluate(OfItsTime(), (x, y), ["clean", "pgd2", "autoattack"], 0.1)
+        found = widemargin.evaluate(model, (x, y), ["clean", "pgd2", "autoattack"], 0.1)
     finally:
         torch.set_default_dtype(torch.float32)
     expected = widemargin.evaluate(taught_conv(5).double(), (x, y), ["clean", "pgd2", "autoattack"], 0.1)
     assert found.accuracy == expected.accuracy
 
 
-class Writing(nn.Module):
-    """Writes into its images, and keeps the logits it gives away."""
-
-    def __init__(self):
-        super().__init__()
-        self.network, self.kept = taught_conv(5), []
-
-    def forward(self, x):
-        self.kept.append(self.network(x.mul_(0.9)))
-        return self.kept[-1]
-
-
 def test_a_model_that_writes_into_its_images_and_keeps_its_logits(very_short):
-    class Scaling(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = taught_conv(5)
+    kept, scaling = [], Around(taught_conv(5), lambda net, x: net(x * 0.9))
 
-        def forward(self, x):
-            return self.network(x * 0.9)
+    def writing(net, x):
+        kept.append(net(x.mul_(0.9)))
+        return kept[-1]
 
-    model, (x, y) = Writing(), pictures(5, 8)
+    model, (x, y) = Around(taught_conv(5), writing), pictures(5, 8)
     attacks, before = ["clean", "fgsm", "pgd2", "autoattack"], x.clone()
     found = widemargin.evaluate(model, (x, y), attacks, 0.1, distance=True)
-    assert_same(found, widemargin.evaluate(Scaling(), (x, y), attacks, 0.1, distance=True))
+    assert_same(found, widemargin.evaluate(scaling, (x, y), attacks, 0.1, distance=True))
     assert x.equal(before)
-    assert all(logits.isfinite().all() for logits in model.kept)
+    assert all(logits.isfinite().all() for logits in kept)
 
 
 # Training mode
@@ -296,43 +248,49 @@ def labels(*values):
     return torch.tensor(values)
 
 
+BLACK, TWO = torch.zeros(2, 1, 8, 8), labels(0, 1)
+EMPTY = "the data is empty; give at least one example"
 WRONG = {
-    "brighter than one": (torch.full((2, 1, 8, 8), 1.5), labels(0, 1), r"images must be in \[0, 1\], got .* 1.5"),
-    "negative": (torch.full((2, 1, 8, 8), -0.5), labels(0, 1), r"images must be in \[0, 1\]"),
-    "not a number": (torch.full((2, 1, 8, 8), float("nan")), labels(0, 1), r"images must be in \[0, 1\]"),
-    "bytes": (
-        torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
-        labels(0, 1),
-        "images must be floating point .* divide by 255",
-    ),
-    "label too large": (
-        torch.zeros(2, 1, 8, 8),
-        labels(0, 5),
-        r"labels must be in 0..4, got 0..5; the model has 5 out",
-    ),
-    "negative label": (torch.zeros(2, 1, 8, 8), labels(-1, 0), r"labels must be in 0..4, got -1..0"),
-    "too few labels": (torch.zeros(2, 1, 8, 8), labels(0), r"labels must be \(2,\) integers"),
-    "one-hot labels": (torch.zeros(2, 1, 8, 8), torch.eye(5)[:2], r"labels must be \(2,\) integers, got torch.float32"),
-    "switches for labels": (torch.zeros(2, 1, 8, 8), torch.tensor([True, False]), r"labels must be \(2,\) integers"),
-    "no images": (torch.zeros(0, 1, 8, 8), labels(), "at least one sample"),
-    "sparse images": (torch.zeros(2, 1, 8, 8).to_sparse(), labels(0, 1), "images must be a dense tensor with values"),
-    "images without values": (torch.zeros(2, 1, 8, 8, device="meta"), labels(0, 1), "images must be a dense tensor .*"),
-    "sparse labels": (torch.zeros(2, 1, 8, 8), labels(0, 1).to_sparse(), "labels must be a dense tensor with values"),
+    "brighter than one": ((BLACK + 1.5, TWO), r"images must be in \[0, 1\], got .* 1.5"),
+    "negative": ((BLACK - 0.5, TWO), r"images must be in \[0, 1\]"),
+    "not a number": ((BLACK + float("nan"), TWO), r"images must be in \[0, 1\]"),
+    "bytes": ((BLACK.byte(), TWO), "images must be floating point .* divide by 255"),
+    "label too large": ((BLACK, labels(0, 5)), r"labels must be in 0..4, got 0..5; the model has 5 out"),
+    "negative label": ((BLACK, labels(-1, 0)), r"labels must be in 0..4, got -1..0"),
+    "too few labels": ((BLACK, labels(0)), r"labels must be \(2,\) integers"),
+    "one-hot labels": ((BLACK, torch.eye(5)[:2]), r"labels must be \(2,\) integers, got torch.float32"),
+    "switches for labels": ((BLACK, torch.tensor([True, False])), r"labels must be \(2,\) integers"),
+    "no images": ((BLACK[:0], labels()), "at least one sample"),
+    "sparse images": ((BLACK.to_sparse(), TWO), "images must be a dense tensor with values"),
+    "images without values": ((BLACK.to("meta"), TWO), "images must be a dense tensor .*"),
+    "sparse labels": ((BLACK, TWO.to_sparse()), "labels must be a dense tensor with values"),
     "images of eight bits": (
-        torch.zeros(2, 1, 8, 8).to(torch.float8_e4m3fn),
-        labels(0, 1),
+        (BLACK.to(torch.float8_e4m3fn), TWO),
         r"images must be float32 or of 16 or 64 bits, got torch.float8_e4m3fn; use x.float\(\)",
     ),
-    "images of another shape": (torch.zeros(2, 3, 8, 8), labels(0, 1), r"the model does not take .*\(3, 8, 8\)"),
+    "images of another shape": ((torch.zeros(2, 3, 8, 8), TWO), r"the model does not take .*\(3, 8, 8\)"),
+    "no batches": ([], EMPTY),
+    "empty batches alone": ([(BLACK[:0], labels())] * 3, EMPTY),
+    "labels without images": ([pictures(5, 3), (BLACK[:0], labels(1, 2))], "at least one sample"),
+    "images alone": (BLACK, r"data must give pairs \(images, labels\) of tensors, got Tensor"),
+    "single examples": (TensorDataset(*pictures(5, 3)), "got a TensorDataset of single examples; wrap it in a .*DataL"),
+    "some single examples": (
+        Subset(TensorDataset(*pictures(5, 3)), [0, 1]),
+        "got a Subset of single examples; wrap it in a .*DataLoader",
+    ),
+    "a number": (3, r"data must be \(images, labels\), a data set or its name, or batches of pairs, got int"),
+    "labels in a list": ((BLACK, [0, 1]), "labels must be a torch.Tensor, got list; convert them"),
+    "arrays": ((np.zeros((2, 1, 8, 8)), np.zeros(2)), "images must be a torch.Tensor, got ndarray; convert them"),
+    "batches of arrays": ([(BLACK, np.zeros(2))], "labels must be a torch.Tensor, got ndarray; convert them"),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("attacks", [("clean",), ("autoattack",)])
 def test_wrong_data_is_refused_in_one_line(wrong, attacks):
-    images, given, says = WRONG[wrong]
+    data, says = WRONG[wrong]
     with pytest.raises(InputError, match=f"evaluate: .*{says}") as refusal:
-        widemargin.evaluate(taught_conv(5), (images, given), attacks, 0.1, **QUICK)
+        widemargin.evaluate(taught_conv(5), data, attacks, 0.1, **QUICK)
     assert "\n" not in str(refusal.value)
 
 
@@ -341,41 +299,6 @@ def test_images_too_small_for_the_black_box_in_l2():
     with pytest.raises(InputError, match=r"autoattack in L2 takes images of at least 5 rows, .* shape \(2, 1, 4, 4\)"):
         widemargin.evaluate(model, data, ["autoattack"], 0.1, "l2", **QUICK)
     assert widemargin.evaluate(model, data, ["autoattack"], 0.1, max_steps=2, **QUICK).count == 2
-
-
-def test_no_batches_at_all():
-    with pytest.raises(InputError, match="the data is empty; give at least one example"):
-        widemargin.evaluate(taught_conv(5), iter(()), ["clean"])
-
-
-def test_empty_batches_alone():
-    with pytest.raises(InputError, match="the data is empty; give at least one example"):
-        widemargin.evaluate(taught_conv(5), [(torch.zeros(0, 1, 8, 8), labels())] * 3, ["clean"])
-
-
-def test_labels_without_images_among_the_batches():
-    with pytest.raises(InputError, match="at least one sample"):
-        widemargin.evaluate(taught_conv(5), [pictures(5, 3), (torch.zeros(0, 1, 8, 8), labels(1, 2))], ["clean"])
-
-
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (torch.zeros(2, 1, 8, 8), r"data must give pairs \(images, labels\) of tensors, got Tensor"),
-        (TensorDataset(*pictures(5, 3)), "got a TensorDataset of single examples; wrap it in a .*DataLoader"),
-        (Subset(TensorDataset(*pictures(5, 3)), [0, 1]), "got a Subset of single examples; wrap it in a .*DataLoader"),
-        (3, r"data must be \(images, labels\), a data set or its name, or batches of pairs, got int"),
-        (
-            (torch.zeros(2, 1, 8, 8), [0, 1]),
-            "labels must be a torch.Tensor, got list; convert them",
-        ),
-        ((np.zeros((2, 1, 8, 8)), np.zeros(2)), "images must be a torch.Tensor, got ndarray; convert them"),
-        ([(torch.zeros(2, 1, 8, 8), np.zeros(2))], "labels must be a torch.Tensor, got ndarray; convert them"),
-    ],
-)
-def test_data_of_no_known_form(data, says):
-    with pytest.raises(InputError, match=f"evaluate: .*{says}"):
-        widemargin.evaluate(taught_conv(5), data, ["clean"])
 
 
 def test_a_wrong_label_in_a_later_shard_is_seen_too():
@@ -387,73 +310,45 @@ def test_a_wrong_label_in_a_later_shard_is_seen_too():
             widemargin.evaluate(taught_conv(5), (x, y), attacks, 0.1, shard_size=4, max_steps=1, **QUICK)
 
 
-def test_a_network_of_flat_inputs_given_images_is_refused_in_one_line():
-    with pytest.raises(InputError, match=r"the model does not take images of shape \(1, 8, 8\)") as refusal:
-        widemargin.evaluate(taught_flat(5), pictures(5, 4), ["clean"])
+NO_LOGITS = r"the model must return logits of shape \(4, K\) with K >= 2, got "
+WRONG_MODELS = {
+    "of flat inputs": (lambda: taught_flat(5), r"the model does not take images of shape \(1, 8, 8\)"),
+    "without a head": (nn.Identity, NO_LOGITS + r"\(4, 1, 8, 8\)"),
+    "of one class": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), NO_LOGITS + r"\(4, 1\)"),
+    "of sparse logits": (
+        lambda: Around(taught_conv(5), lambda net, x: net(x).to_sparse()),
+        "the model must return real, dense logits, got ",
+    ),
+    "of complex logits": (
+        lambda: Around(taught_conv(5), lambda net, x: net(x).to(torch.complex64)),
+        "the model must return real, dense logits, got ",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_MODELS)
+def test_a_wrong_model_is_refused_in_one_line(wrong):
+    make, says = WRONG_MODELS[wrong]
+    with pytest.raises(InputError, match=f"evaluate: .*{says}") as refusal:
+        widemargin.evaluate(make(), pictures(5, 4), ["clean"], **QUICK)
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("model", "got"),
-    [(nn.Identity(), r"\(4, 1, 8, 8\)"), (nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), r"\(4, 1\)")],
-)
-def test_a_model_without_logits(model, got):
-    with pytest.raises(InputError, match=rf"the model must return logits of shape \(4, K\) with K >= 2, got {got}"):
-        widemargin.evaluate(model, pictures(5, 4), ["clean"])
+def detached():
+    return Around(taught_conv(5), lambda net, x: net(x.detach()))
 
 
-class Odd(nn.Module):
-    """Something done to its logits."""
-
-    def __init__(self, change):
-        super().__init__()
-        self.model, self.change = taught_conv(5), change
-
-    def forward(self, x):
-        return self.change(self.model(x))
-
-
-@pytest.mark.parametrize("change", [lambda logits: logits.to_sparse(), lambda logits: logits.to(torch.complex64)])
-def test_logits_that_have_no_order(change):
-    with pytest.raises(InputError, match="evaluate: the model must return real, dense logits, got "):
-        widemargin.evaluate(Odd(change), pictures(5, 4), ["clean"], **QUICK)
-
-
-class Detached(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.model = taught_conv(5)
-
-    def forward(self, x):
-        return self.model(x.detach())
-
-
-class Deaf(nn.Module):
+def deaf():
     """The same logits whatever the image: a view of a parameter, which asks for gradients as soon as that does."""
-
-    def __init__(self):
-        super().__init__()
-        self.bias = nn.Parameter(torch.arange(5.0))
-
-    def forward(self, x):
-        return self.bias.expand(len(x), -1)
+    return Around(nn.ParameterList([torch.arange(5.0)]), lambda bias, x: bias[0].expand(len(x), -1))
 
 
-class Restarted(Detached):
+def restarted():
     """Its logits have a gradient, which ends short of the images."""
-
-    def forward(self, x):
-        return self.model(x.detach().requires_grad_(True))
+    return Around(taught_conv(5), lambda net, x: net(x.detach().requires_grad_(True)))
 
 
-class Shut(Detached):
-    """Its gradient reaches the images, and is zero."""
-
-    def forward(self, x):
-        return super().forward(x) + 0 * x.flatten(1)[:, :5]
-
-
-@pytest.mark.parametrize("make", [Detached, Deaf, Restarted])
+@pytest.mark.parametrize("make", [detached, deaf, restarted])
 @pytest.mark.parametrize(("attacks", "sanity"), [(["autoattack"], False), (["pgd2"], False), (["clean"], True)])
 def test_a_model_without_input_gradients_is_refused_in_one_line(make, attacks, sanity):
     with pytest.raises(InputError, match="evaluate: the model's logits carry no gradient to the images") as refusal:
@@ -461,7 +356,7 @@ def test_a_model_without_input_gradients_is_refused_in_one_line(make, attacks, s
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("make", "right"), [(Detached, 100.0), (Deaf, 0.0), (Restarted, 100.0)])
+@pytest.mark.parametrize(("make", "right"), [(detached, 100.0), (deaf, 0.0), (restarted, 100.0)])
 def test_a_model_without_input_gradients_has_a_clean_accuracy(make, right):
     report = widemargin.evaluate(make(), pictures(5, 4), ["clean"], **QUICK)
     assert report.accuracy == {"clean": right}
@@ -475,19 +370,14 @@ def disturb_and_evaluate(model, **options):
     return widemargin.evaluate(model, (x, y), ["clean", "fgsm", "pgd2", "autoattack"], 0.2, **options)
 
 
-class Noisy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.model = taught_conv(5)
-
-    def forward(self, x):
-        return self.model(x) + torch.randn(len(x), 5) + float(np.random.rand())
+def noise(net, x):
+    return net(x) + torch.randn(len(x), 5) + float(np.random.rand())
 
 
-@pytest.mark.parametrize("make", [lambda: taught_conv(5), Noisy], ids=["honest", "noisy"])
+@pytest.mark.parametrize("forward", [lambda net, x: net(x), noise], ids=["honest", "noisy"])
 @pytest.mark.parametrize("sanity", [True, False])
-def test_global_random_states_are_unchanged(very_short, make, sanity):
-    model = make()
+def test_global_random_states_are_unchanged(very_short, forward, sanity):
+    model = Around(taught_conv(5), forward)
     torch.manual_seed(11)
     np.random.seed(12)
     before = torch.get_rng_state(), np.random.get_state()
@@ -521,24 +411,17 @@ def test_the_tracer_is_kept(very_short):
     assert kept is tracer
 
 
-class Differentiating(nn.Module):
-    """Looks like a dynamic defense: it differentiates in its forward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.model = taught_conv(5)
-
-    def forward(self, x):
+def test_the_flag_of_dynamic_defenses_does_not_stick(very_short, caplog):
+    def differentiating(net, x):  # in its forward pass, as dynamic defenses do
         with torch.enable_grad():
             leaf = x.detach().requires_grad_(True)
             torch.autograd.grad(leaf.sum(), leaf)
-        return self.model(x)
+        return net(x)
 
-
-def test_the_flag_of_dynamic_defenses_does_not_stick(very_short, caplog):
-    pyautoattack.checks.check_dynamic(Differentiating(), pictures(5, 2)[0])
+    model = Around(taught_conv(5), differentiating)
+    pyautoattack.checks.check_dynamic(model, pictures(5, 2)[0])
     assert any(pyautoattack.checks.funcs.values()), "the backend no longer has this trap"
-    disturb_and_evaluate(Differentiating())
+    disturb_and_evaluate(model)
     assert not any(pyautoattack.checks.funcs.values())
 
 
@@ -566,55 +449,42 @@ def test_every_example_misclassified(very_short):
     assert report.to_json()["distance"] == {"count": 0, "median": None, "rank_correlation": None}
 
 
-class Needy(nn.Module):
-    """Cannot take a batch of no images, as ``x.view(x.size(0), -1)`` cannot."""
-
-    def __init__(self, scale=1.0):
-        super().__init__()
-        self.network, self.scale = taught_conv(5), scale
-
-    def forward(self, x):
-        assert len(x), "an empty batch"
-        return self.scale * self.network(x)
-
-
 @pytest.mark.parametrize(("norm", "eps"), [("linf", 0.9), ("l2", 20.0)])
 @pytest.mark.parametrize("shard_size", [4, 500])
 def test_the_model_never_sees_an_empty_batch(short, norm, eps, shard_size):
     """Nobody survives a part, a whole shard is misclassified, or all logits are tied, which Square takes for won."""
     x, y = pictures(5, 8)
     wrong = torch.cat([(y[:4] + 1) % 5, y[4:]])
-    for model, answers in ((Needy(), y), (Needy(), wrong), (Needy(), (y + 1) % 5), (Needy(0.0), 0 * y)):
+    for scale, answers in ((1.0, y), (1.0, wrong), (1.0, (y + 1) % 5), (0.0, 0 * y)):
+
+        def needy(net, x, scale=scale):
+            assert len(x), "an empty batch, which x.view(x.size(0), -1) could not take"
+            return scale * net(x)
+
         attacks = ["clean", "fgsm", "pgd2", "autoattack"]
         options = {"distance": True, "batch_size": 3, "shard_size": shard_size}
-        report = widemargin.evaluate(model, (x, answers), attacks, eps, norm, **options)
+        report = widemargin.evaluate(Around(taught_conv(5), needy), (x, answers), attacks, eps, norm, **options)
         assert report.count == 8
-        assert report.accuracy["autoattack"] == (0.0 if model.scale else 100.0)
+        assert report.accuracy["autoattack"] == (0.0 if scale else 100.0)
 
 
 def test_the_backend_says_nothing_on_the_screen(very_short, capfd, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # which pytest adds, and programs may not have
-    model, (x, y) = Shut(), pictures(5, 8)
-    report = widemargin.evaluate(model, (x, y), ["autoattack"], 0.1)
+    model = Around(taught_conv(5), lambda net, x: net(x.detach()) + 0 * x.flatten(1)[:, :5])  # a gradient of zero
+    report = widemargin.evaluate(model, pictures(5, 8), ["autoattack"], 0.1)
     assert "vanishing-gradients" in {alarm.name for alarm in report.alarms}
     assert capfd.readouterr() == ("", "")
 
 
-class RootOfTheMiddle(nn.Module):
-    """Its logits are numbers, the gradient of one of them is none."""
-
-    def __init__(self):
-        super().__init__()
-        self.network = taught_conv(5)
-
-    def forward(self, x):
-        return self.network(x) + (x - x.detach()).square().sum((1, 2, 3)).sqrt()[:, None] * torch.arange(5)
-
-
 def test_an_image_of_nan_breaks_nobody(short):
     """A gradient of NaN leads AutoAttack in L2 to images of NaN, which are no images."""
-    x, y = pictures(5, 8)
-    report = widemargin.evaluate(RootOfTheMiddle(), (x, y), ["clean", "autoattack"], 0.001, "l2", margins=False)
+
+    def root(net, x):  # zero, and its gradient is no number
+        return net(x) + (x - x.detach()).square().sum((1, 2, 3)).sqrt()[:, None] * torch.arange(5)
+
+    report = widemargin.evaluate(
+        Around(taught_conv(5), root), pictures(5, 8), ["clean", "autoattack"], 0.001, "l2", margins=False
+    )
     assert report.accuracy["autoattack/fab-t"] == report.accuracy["clean"] == 100.0
     assert [alarm.name for alarm in report.alarms] == ["not-finite", "survives-huge-eps"]
 

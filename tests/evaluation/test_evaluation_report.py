@@ -1,7 +1,9 @@
-"""The columns of FGSM and PGD: every example attacked independently, at every eps, with the step size meant."""
+"""What a report holds: a column for each attack and eps, the parts that broke an example, notes, and a gallery."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +11,9 @@ from small_networks import Rough, pictures, taught_conv
 
 import widemargin
 from widemargin import InputError, effective_margin
+from widemargin.attacks import FGSM, PGD
 from widemargin.evaluation.folder import ModelInfo
-from widemargin.evaluation.report import collect
+from widemargin.evaluation.report import collect, notes_for, notes_on
 from widemargin.evaluation.settings import EvaluationSettings
 from widemargin.evaluation.shards import Store
 
@@ -236,3 +239,84 @@ def test_seconds_are_those_of_all_shards():
 )
 def test_the_precision_names_tf32_where_something_searched_with_it(options, told):
     assert collected(**options).to_json()["precision"] == told
+
+
+WITHOUT = "AutoAttack ran without its part apgd-t, whose loss needs 4 classes; this model has {}."
+
+
+@pytest.mark.parametrize(("classes", "told"), [(2, True), (3, True), (4, False), (10, False)])
+@pytest.mark.parametrize("attacks", [("clean", "autoattack"), ("clean", "pgd20")])
+def test_a_part_left_out_is_told(classes, told, attacks):
+    settings = EvaluationSettings(attacks=attacks, eps=(0.1,))
+    expected = (WITHOUT.format(classes),) if told and "autoattack" in attacks else ()
+    assert notes_for(settings, classes) == expected
+
+
+@pytest.mark.parametrize("classes", [3, 4])
+def test_the_notes_agree_with_the_parts_that_ran(very_short, tmp_path, classes):
+    for _ in range(2):  # the second time nothing is judged again
+        report = widemargin.evaluate(
+            taught_conv(classes), pictures(classes, 6), ["clean", "autoattack"], 0.1, out=tmp_path, sanity=False
+        )
+        left_out = "autoattack/apgd-t" not in report.accuracy
+        assert left_out == (classes == 3)
+        assert report.notes == ((WITHOUT.format(3),) if left_out else ())
+        assert json.loads((tmp_path / "report.json").read_text())["notes"] == list(report.notes)
+
+
+@pytest.mark.parametrize(("search", "distance", "told"), [("float32", True, 0), ("tf32", False, 0), ("tf32", True, 1)])
+def test_distances_are_said_to_be_searched_with_tf32_where_they_are(search, distance, told):
+    settings = EvaluationSettings(attacks=("clean", "pgd20"), eps=(0.1,), search=search, distance=distance)
+    notes = notes_for(settings, 10, again=7)
+    assert len(notes) == told
+    assert all(note.startswith("Distances were searched with TF32") and note.endswith(": 7.") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, True),
+        ({"epoch": 10}, False),
+        ({"config": {"epochs": 10, "stopping": {"patience": 3}}}, False),  # it may have ended early
+        ({"weights": "best"}, False),
+        ({"epoch": None}, False),
+        ({"config": None}, False),
+    ],
+)
+def test_the_weights_of_a_run_under_way_are_told(changes, told):
+    subject = replace(ModelInfo(weights="last", epoch=5, config={"epochs": 10}), **changes)
+    expected = "The run is not finished: these are its weights after 5 of 10 epochs."
+    assert notes_on(subject) == ((expected,) if told else ())
+
+
+@pytest.mark.parametrize(
+    ("attacks", "eps", "name", "attack"),
+    [
+        (["clean", "fgsm", "pgd3"], 0.1, "pgd3", PGD(eps=0.1, step_size=0.025, steps=3)),
+        (["pgd3", "fgsm"], 0.1, "fgsm", FGSM(eps=0.1)),
+        (["clean", "autoattack"], 0.1, "pgd20", PGD(eps=0.1, step_size=0.025, steps=20)),
+        (["pgd-7"], "8/255", "pgd-7", PGD(eps=8 / 255, step_size=2 / 255, steps=7)),
+        (["pgd3"], ["0.2", "8/255"], "pgd3@0.2", PGD(eps=0.2, step_size=0.05, steps=3)),
+    ],
+)
+def test_the_attack_shown_is_the_attack_named(very_short, tmp_path, attacks, eps, name, attack):
+    model, (x, y) = taught_conv(4), pictures(4, 12)
+    widemargin.evaluate(model, (x, y), attacks, eps, out=tmp_path, **QUICK)
+    with np.load(tmp_path / "gallery.npz", allow_pickle=False) as kept:
+        assert str(kept["attack"]) == name
+        expected = attack(model, x[:8], y[:8])
+        assert np.array_equal(kept["adversarial"], (expected * 255).round().byte().numpy())
+
+
+@pytest.mark.parametrize(("channels", "shown"), [(1, True), (2, False), (3, True), (4, False)])
+def test_only_what_is_gray_or_in_color_is_shown(tmp_path, channels, shown):
+    shape = (channels, 8, 8)
+    widemargin.evaluate(taught_conv(4, shape), pictures(4, 12, shape), ["fgsm"], 0.1, out=tmp_path, **QUICK)
+    assert (tmp_path / "gallery.npz").exists() is shown
+
+
+@pytest.mark.parametrize("distance", [False, True])
+def test_without_an_attack_there_is_nothing_to_show(very_short, tmp_path, distance):
+    widemargin.evaluate(taught_conv(4), pictures(4, 12), ["clean"], 1.0, out=tmp_path, distance=distance, **QUICK)
+    assert (tmp_path / "report.json").exists()
+    assert not (tmp_path / "gallery.npz").exists()
