@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-WORKER = Path(__file__).with_name("worker.py")
 Job = tuple[str, tuple[Any, ...]]
-"""A name of ``worker.JOBS`` and its arguments."""
+"""A name in ``main`` and its arguments."""
 
 
 def run_jobs(folder: Path, jobs: Sequence[Job], *, processes: int = 2) -> list[list[Any]]:
     """For every job what each process made of it."""
     (folder / "jobs.pickle").write_bytes(pickle.dumps(list(jobs)))
-    answers = start([sys.executable, str(WORKER), str(folder)], processes=processes)
+    answers = start([sys.executable, __file__, str(folder)], processes=processes)
     assert all(answer.returncode == 0 for answer in answers), "\n".join(answer.stderr for answer in answers)
     names = [[folder / f"{number}-{rank}.pt" for rank in range(processes)] for number in range(len(jobs))]
     return [[torch.load(path, weights_only=False) for path in paths] for paths in names]
@@ -51,3 +51,32 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+def main(folder: Path) -> None:
+    """In each of the processes: every job in order; its result is ``number-rank.pt``."""
+    import layer_cases
+    import run_cases
+    import step_cases
+
+    jobs = {
+        "steps": step_cases.trained,
+        "norm": layer_cases.normalized,
+        "odd": layer_cases.odd,
+        "run": run_cases.whole_run,
+        "begun": run_cases.begun_run,
+        "refusals": run_cases.refusals,
+        "norms": run_cases.norms,
+        "stops": run_cases.stops,
+    }
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, processes = dist.get_rank(), dist.get_world_size()
+    for number, (job, arguments) in enumerate(pickle.loads((folder / "jobs.pickle").read_bytes())):
+        found = jobs[job](*arguments, rank=rank, processes=processes)
+        torch.save(found, folder / f"{number}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

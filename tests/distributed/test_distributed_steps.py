@@ -1,5 +1,8 @@
 """Two processes train as one does: the same parameters, statistics, averages and sums after the same steps."""
 
+import json
+import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,7 @@ from layer_cases import NORMS, normalized, odd
 from processes import run_jobs
 from run_cases import begun_run, whole_run
 from safetensors.torch import load_file
-from step_cases import FEW, Case, difference, trained
+from step_cases import FEW, Case, difference, trained, whole_grid
 
 from widemargin.config.checkpoint import TRAIN_PREFIX
 from widemargin.training.run_folder import read_metrics
@@ -159,3 +162,58 @@ def test_all_stop_where_one_is_asked_to(pair) -> None:
 def test_a_skipped_step_is_counted_once(pair) -> None:
     (skipped,) = pair["stops"][0]["skipped"]
     assert 1 <= skipped <= 4
+
+
+# Every objective x regularizer x head x batch norm, and three processes: minutes
+
+
+@pytest.mark.long
+def test_the_whole_grid(tmp_path: Path) -> None:
+    cases = whole_grid()
+    assert len(cases) > 250
+    found = run_jobs(tmp_path, [("steps", (case,)) for case in cases])
+    largest: defaultdict[str, float] = defaultdict(float)
+    for case, (first, second) in zip(cases, found, strict=True):
+        assert difference(first, second) == 0, case
+        gap = difference(trained(case), first)
+        for name in (case.objective, case.penalty, case.head, case.model, "all"):
+            largest[name] = max(largest[name], gap)
+        assert gap < 1e-9, case
+    if "DIFFERENCES" in os.environ:
+        Path(os.environ["DIFFERENCES"]).write_text(json.dumps(largest | {"cases": len(cases)}, indent=2))
+
+
+@pytest.mark.long
+def test_three_processes(tmp_path: Path) -> None:
+    cases = [case for case in FEW if case.synchronized]
+    for case, processes in zip(cases, run_jobs(tmp_path, [("steps", (c,)) for c in cases], processes=3), strict=True):
+        assert {difference(processes[0], other) for other in processes} == {0.0}
+        assert difference(trained(case), processes[0]) < (1e-9 if "float32" not in str(case) else 1e-4), case
+
+
+# Two processes on one GPU, through gloo (NCCL wants a GPU each): torch's own SyncBatchNorm, and the fast engine
+
+HEAVY = ("model={kind='resnet18'}", "averaging=none", "epochs=1", "data.augmentation=none")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_two_processes_on_a_gpu(tmp_path: Path) -> None:
+    cases = [case for case in FEW if case.synchronized]
+    jobs = [("steps", (case, "cuda")) for case in cases]
+    runs = {"light": (), "heavy": HEAVY}
+    jobs += [("run", (str(tmp_path / f"{name}-two"), "cuda", settings)) for name, settings in runs.items()]
+    found = run_jobs(tmp_path, jobs)
+    for case, (first, second) in zip(cases, found, strict=False):
+        assert difference(first, second) == 0, case
+        gap = difference(trained(case, "cuda"), first)
+        print(case, gap)
+        assert gap < (1e-9 if case.dtype == torch.float64 else 1e-3), case
+    for name, settings in runs.items():
+        alone = whole_run(str(tmp_path / f"{name}-one"), "cuda", settings)
+        two = found[jobs.index(("run", (str(tmp_path / f"{name}-two"), "cuda", settings)))][0]
+        print(name, alone["metrics"], two["metrics"])
+        weights = [load_file(tmp_path / f"{name}-{count}" / "last.safetensors") for count in ("one", "two")]
+        print(name, difference(*weights))
+        assert two["finished"]
+        losses = [[line["loss"] for line in run["metrics"]] for run in (alone, two)]
+        assert losses[0] == pytest.approx(losses[1], rel=0.05)

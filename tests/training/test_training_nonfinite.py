@@ -304,9 +304,7 @@ def test_two_processes_do_as_one(tiny, tmp_path, choice):
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = [*launch, faults.__file__, "break", tmp_path / "tiny.toml", tmp_path / "two", choice]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, tmp_path / "tiny.toml", tmp_path / "two", choice], capture_output=True, text=True, env=environment
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     if choice == "stop":
         with pytest.raises(InputError) as caught:
