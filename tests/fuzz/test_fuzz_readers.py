@@ -44,7 +44,7 @@ NAMES = (
 )
 STRANGE = tuple(structures(Path()))
 QUICK, LONG = 20, 1000
-PAGES = 8
+PAGES = 4
 """Of these the normal run makes fewer: a whole page takes longer than a reader."""
 
 

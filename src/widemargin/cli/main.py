@@ -19,7 +19,7 @@ from typer.main import get_command, get_group
 
 from widemargin.cli.options import IMPORTED, import_own
 from widemargin.core.files import refused
-from widemargin.core.screen import lasting_streams, one_line
+from widemargin.core.screen import one_line, unfailing_streams
 from widemargin.core.signals import NOT_BEGUN, InterruptionError, begin_work, end_work
 from widemargin.core.versions import own_version
 from widemargin.errors import InputError, WidemarginWarning
@@ -166,7 +166,7 @@ WIDEMARGIN = CommandLine(
 
 def main(arguments: Sequence[str] | None = None, line: CommandLine = WIDEMARGIN) -> None:
     """Run the command line and exit."""
-    out = lasting_streams()
+    out = unfailing_streams()
     code = run(sys.argv[1:] if arguments is None else arguments, line)
     end_work()
     sys.stdout.flush()

@@ -69,7 +69,7 @@ def show_table(
         say(console, note)
 
 
-class Lasting(io.FileIO):
+class UnfailingStream(io.FileIO):
     """A standard stream that nobody has to read: what cannot be written is lost, and the first reason is kept."""
 
     def __init__(self, descriptor: int) -> None:
@@ -85,7 +85,7 @@ class Lasting(io.FileIO):
             return len(data)
 
 
-def lasting_streams() -> Lasting:
+def unfailing_streams() -> UnfailingStream:
     """Make the process's standard streams last: work goes on when a log is full or its reader is gone.
 
     Characters that the stream's encoding does not have are written as escapes. A closed stream is opened to nowhere:
@@ -96,13 +96,13 @@ def lasting_streams() -> Lasting:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    sys.stdout, out = _lasting(1, sys.stdout)
-    sys.stderr, _ = _lasting(2, sys.stderr)
+    sys.stdout, out = _unfailing(1, sys.stdout)
+    sys.stderr, _ = _unfailing(2, sys.stderr)
     return out
 
 
-def _lasting(descriptor: int, usual: TextIO | None) -> tuple[io.TextIOWrapper, Lasting]:
-    raw = Lasting(descriptor)
+def _unfailing(descriptor: int, usual: TextIO | None) -> tuple[io.TextIOWrapper, UnfailingStream]:
+    raw = UnfailingStream(descriptor)
     if usual is not None:
         with suppress(OSError, ValueError):
             usual.flush()

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from widemargin.attacks.pgd import PGD
 from widemargin.config.run import RunConfig
-from widemargin.core.screen import console_for, lasting_streams, one_line, say
+from widemargin.core.screen import console_for, one_line, say, unfailing_streams
 from widemargin.core.signals import Stop
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.jobs.job import Resources, Task, choose_rows, jobs
@@ -270,5 +270,5 @@ def main(text: str) -> int:
 
 
 if __name__ == "__main__":
-    lasting_streams()  # the parent, who reads them, may be gone before the checkpoint is written
+    unfailing_streams()  # the parent, who reads them, may be gone before the checkpoint is written
     sys.exit(main(sys.argv[1]))

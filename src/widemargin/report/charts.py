@@ -1,10 +1,7 @@
-"""Lines over epochs or over eps, with a band where there is a spread.
+"""The four kinds of charts, each drawn once: lines, histograms, a cloud of points, bars that divide a whole.
 
-Histograms on common bins: outlines that can be told apart where they overlap, each mean marked.
-
-A cloud of points and the line on which both numbers would be equal.
-
-Bars that divide a whole, one above the other: who broke how many.
+Lines may have a band around them. Histograms have common bins and outlines, so that they can be told apart where they
+overlap; each mean is marked. A cloud has the line on which both numbers would be equal.
 """
 
 from collections.abc import Sequence
@@ -45,13 +42,13 @@ def line_chart(
     x_ticks: Sequence[Tick] | None = None,
 ) -> Markup:
     """A chart of one or more lines; in percent the axis stays within 0..100."""
-    on = _axes(series, percent=percent, zero=zero, x_ticks=x_ticks)
+    on = _line_axes(series, percent=percent, zero=zero, x_ticks=x_ticks)
     bands = Markup("").join(_band(line, on) for line in series if line.spread)
     lines = Markup("").join(_line(line, on) for line in series)
     return framed(text, on, bands + lines)
 
 
-def _axes(series: Sequence[Series], *, percent: bool, zero: bool, x_ticks: Sequence[Tick] | None) -> Axes:
+def _line_axes(series: Sequence[Series], *, percent: bool, zero: bool, x_ticks: Sequence[Tick] | None) -> Axes:
     xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for y in _extent(line)]
     low, high = span(ys, zero=zero)
@@ -105,7 +102,7 @@ def histogram(text: Text, samples: Sequence[Sample]) -> Markup:
     bounds = edges(float(low), float(high), BINS)
     shares = [_shares(sample, bounds) for sample in samples]
     top = span([value for share in shares for value in share], zero=True)[1]
-    on = axes((bounds[0], bounds[-1]), _inside(bounds), ticks(0.0, top, 4))
+    on = axes((bounds[0], bounds[-1]), _ticks_inside(bounds), ticks(0.0, top, 4))
     zero = Markup('<line class="zero" x1="{0:.1f}" x2="{0:.1f}" y1="{1:g}" y2="{2:g}"/>').format(
         on.x(0.0), TOP, HEIGHT - BOTTOM
     )
@@ -113,7 +110,7 @@ def histogram(text: Text, samples: Sequence[Sample]) -> Markup:
     return framed(text, on, zero + Markup("").join(bars))
 
 
-def _inside(bounds: Sequence[float]) -> list[Tick]:
+def _ticks_inside(bounds: Sequence[float]) -> list[Tick]:
     return [tick for tick in ticks(bounds[0], bounds[-1]) if bounds[0] <= tick.value <= bounds[-1]]
 
 
@@ -153,15 +150,11 @@ def _scatter_axes(points: Sequence[tuple[float, float]]) -> Axes:
 
 
 def _diagonal(on: Axes) -> Markup:
-    low = max(_first(on.x_ticks), _first(on.y_ticks))
+    low = max(on.x_ticks[0].value, on.y_ticks[0].value)
     high = min(on.x_ticks[-1].value, on.y_ticks[-1].value)
     return Markup('<line class="equal" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
         on.x(low), on.y(low), on.x(high), on.y(high)
     )
-
-
-def _first(marked: Sequence[Tick]) -> float:
-    return marked[0].value
 
 
 ROW, BAR = 44.0, 18.0
@@ -169,11 +162,11 @@ ROW, BAR = 44.0, 18.0
 
 def stacked(text: Text, rows: Sequence[tuple[str, Sequence[tuple[str, str, int]]]]) -> Markup:
     """Each row is a name and its parts: (name, style class, count)."""
-    bodies = [_row(label, parts, number * ROW) for number, (label, parts) in enumerate(rows)]
+    bodies = [_bar(label, parts, number * ROW) for number, (label, parts) in enumerate(rows)]
     return svg(text, Markup("").join(bodies), height=ROW * len(rows))
 
 
-def _row(label: str, parts: Sequence[tuple[str, str, int]], top: float) -> Markup:
+def _bar(label: str, parts: Sequence[tuple[str, str, int]], top: float) -> Markup:
     total = sum(count for _, _, count in parts) or 1
     bars, left = Markup(""), 0.0
     for name, style, count in parts:

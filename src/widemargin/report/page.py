@@ -1,18 +1,8 @@
-"""The page: one module for each section, and a template for how it looks.
+"""The page: which sections, under which title, in one HTML file that needs nothing else.
 
-Alarms and notes: what makes the numbers doubtful or needs saying about them, before the numbers.
-
-What a reader must know about each evaluation: which weights, which attack exactly, on what, with what.
-
-The commands that make the same numbers again.
-
-The results as a table of words: our number, the paper's below it, the difference.
-
-AutoAttack, part by part: how many images each part broke of those that were still right before it.
-
-Examples, their adversarial twins and the difference between them, made visible.
-
-The whole page: which sections, under which title, in one HTML file that needs nothing else.
+The sections of words are here: alarms and notes, which come before the numbers they put in doubt; the results;
+AutoAttack part by part; examples with their adversarial twins; how each evaluation was made; the commands that make it
+again. Those of charts are in ``sections.py``. How a section looks is said by a template.
 """
 
 import base64

@@ -1,8 +1,7 @@
-"""How our pictures look: quiet axes, two colors that survive gray printing and color blindness.
+"""Pictures drawn with matplotlib: margin histograms for one model or several, and the demo's.
 
-Margin histograms: how far the boundary is, for one model or several on the same axes.
-
-The demo's picture: margin histograms of both models above digits with their adversarial twins.
+Quiet axes, and two colors that survive gray printing and color blindness. The demo's picture has the histograms of both
+models above digits with their adversarial twins.
 """
 
 from collections.abc import Iterator

@@ -1,14 +1,8 @@
-"""One section of the page: a heading, figures, tables. A section without data does not exist.
+"""The sections of charts: training, margins, margin against distance, accuracy against eps, sweeps.
 
-Training curves, all runs on the same axes, and how far each run is.
-
-Margin histograms and their numbers.
-
-The margin against the distance at which an adversarial example was found: does the margin mean what it says?
-
-Accuracy against the size of the attack.
-
-Sweeps as heat maps: a table whose cells are colored by their number, so it can be read, copied and scrolled.
+A section is a heading, figures and tables; one without data does not exist. All runs stand on the same axes, a label
+has the same color everywhere, and margins in different norms do not share an axis. A sweep over one or two settings is
+a table whose cells are colored by their number, so that it can be read, copied and scrolled.
 """
 
 from collections.abc import Mapping, Sequence

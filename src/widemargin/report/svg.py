@@ -1,12 +1,6 @@
-"""Charts as SVG that stands inside a page: colors come from the page's style, so they follow light and dark.
+"""What every chart shares: the SVG around it, its scales, axes and legend, and its name for those who do not see it.
 
-From numbers to places on a chart, and which numbers to write on an axis.
-
-What every chart shares: the SVG around it, its axes, and its name for those who do not see it.
-
-One line of a chart, and the key that names the lines.
-
-Bins for margins: of equal width, with an edge at zero, where right and wrong meet.
+A chart stands inside the page; its colors come from the page's style, so they follow light and dark.
 """
 
 import math
@@ -18,7 +12,7 @@ from markupsafe import Markup
 
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 TINY = 1e-200
-"""A range below is none: its steps would be lost in the last bits of a float."""
+"""A range below is none: steps in it would be lost in the last bits of a float."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +53,10 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[Tick]:
     """Round values that cover low..high; the first and last are the ends of the axis."""
     step = nice_step((high - low) / wanted)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [Tick(number * step, _written(number * step, step)) for number in range(first, last + 1)]
+    return [Tick(number * step, _tick_text(number * step, step)) for number in range(first, last + 1)]
 
 
-def _written(value: float, step: float) -> str:
+def _tick_text(value: float, step: float) -> str:
     """A value with as many digits as its step needs; very large and very small ones with an exponent."""
     if not 5e-4 <= step < 2e4:
         return f"{value:.3g}"
@@ -206,13 +200,11 @@ def legend(entries: Sequence[tuple[str, int]]) -> Markup:
 
 
 BINS = 60
-BinsTINY = 1e-200
-"""A range below is none: its edges would be lost in the last bits of a float."""
 
 
 def edges(low: float, high: float, bins: int = BINS) -> list[float]:
     """Bins of equal width from low to high with an edge at 0, so that no bar mixes right and wrong."""
     low, high = min(low, 0.0), max(high, 0.0)
-    width = (high - low) / bins if high - low > BinsTINY else 1.0 / bins
+    width = (high - low) / bins if high - low > TINY else 1.0 / bins
     first, last = int(np.floor(low / width)), max(int(np.ceil(high / width)), 1)
     return [number * width for number in range(first, last + 1)]
