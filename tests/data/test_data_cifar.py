@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from widemargin.data import ImageSet, read_cifar10
 from widemargin.data.cifar import STEMS, find_cifar10, read_python_batch
@@ -136,21 +134,6 @@ def test_wrong_label(tmp_path: Path) -> None:
         read(folder, "test")
 
 
-def test_a_link_in_the_tar_is_not_followed(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
-        member = tarfile.TarInfo("test_batch.bin")
-        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        archive.addfile(member)
-    with pytest.raises(InputError, match="none of them"):
-        read(tmp_path / "x.tar.gz", "test")
-
-
-def test_a_tar_that_inflates_without_end(tmp_path: Path) -> None:
-    as_tar(tmp_path / "x.tar.gz", {"zeros": bytes(4_000_000), "test_batch.bin": binary("test_batch")})
-    with pytest.raises(InputError, match="inflates to more"):
-        read(tmp_path / "x.tar.gz", "test")
-
-
 def test_a_changed_pixel_is_noticed(tmp_path: Path) -> None:
     file = as_tar(tmp_path / "x.tar.gz", {"test_batch.bin": binary("test_batch")})
     stored = bytearray(gzip.compress(gzip.decompress(file.read_bytes()), compresslevel=0))
@@ -158,24 +141,6 @@ def test_a_changed_pixel_is_noticed(tmp_path: Path) -> None:
     file.write_bytes(stored)
     with pytest.raises(InputError, match="CRC"):
         read(file, "test")
-
-
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(position=st.integers(0, 1 << 16), value=st.integers(0, 255), cut=st.booleans(), inside=st.booleans())
-def test_a_damaged_tar_is_told_or_harmless(tmp_path: Path, position: int, value: int, cut: bool, inside: bool) -> None:
-    file = as_tar(tmp_path / "x.tar.gz", {"test_batch.bin": binary("test_batch")})
-    content = bytearray(gzip.decompress(file.read_bytes()) if inside else file.read_bytes())
-    position %= 2048 if inside else len(content)
-    content[position] = value
-    content = content[:position] if cut else content
-    file.write_bytes(gzip.compress(content) if inside else content)
-    try:
-        assert len(read(file, "test")) == RECORDS
-    except InputError as error:
-        message = str(error)
-    else:
-        message = "harmless"
-    assert "harmless" in message or "x.tar.gz" in message
 
 
 class Evil:
@@ -251,20 +216,6 @@ def test_wrong_contents(change: dict[bytes, object], words: str) -> None:
     content = {b"data": pixels("test_batch"), b"labels": [0, 1, 2, 3], **change}
     with pytest.raises(InputError, match=words):
         read_python_batch(pickle.dumps(content, 2), "batch", records=RECORDS)
-
-
-@settings(max_examples=150, derandomize=True, deadline=None)
-@given(position=st.integers(0, 400), value=st.integers(0, 255))
-def test_mutated_batches_are_told_or_harmless(position: int, value: int) -> None:
-    content = bytearray(python2("test_batch"))
-    start = len(content) - 200  # the two ends hold the program, the middle holds pixels
-    content[position if position < 200 else start + position - 201] = value
-    try:
-        found, numbers = read_python_batch(bytes(content), "batch", records=RECORDS)
-        assert found.shape == (RECORDS, 3072)
-        assert len(numbers) == RECORDS
-    except InputError:
-        pass
 
 
 def test_the_hand_written_batch_uses_protocol_2() -> None:
