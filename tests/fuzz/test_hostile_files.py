@@ -308,7 +308,7 @@ def test_a_tar_header_of_nines_alone(tmp_path, monkeypatch, kind):
 )
 def test_a_description_of_many_layers_of_almost_nothing(tmp_path, monkeypatch, model):
     """Few values, so it is the number of layers that would take minutes."""
-    monkeypatch.setattr(public_weights, "_ROOM", 2**40)
+    monkeypatch.setattr(public_weights, "_EXTRA_VALUES", 2**40)
     header, body = split(checkpoint_bytes(tmp_path))
     table = json.loads(header["__metadata__"]["widemargin"])
     table["config"] |= {"model": model}

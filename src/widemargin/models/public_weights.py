@@ -19,7 +19,7 @@ could never fill ends in one line to the user.
 import math
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -334,26 +334,27 @@ def _check_keys(model: nn.Module, own: Mapping[str, Tensor], weights: Mapping[st
         raise InputError(f"the weights do not fit this {type(model).__name__}; {'; '.join(told)}; {remedy}")
 
 
-_ROOM = 2**20  # values beyond the weights themselves: buffers that are not stored, scratch space of initializations
-_FEW, _MANY = 1000, 20_000  # tensors beyond those of the file, and in all: a thousand layers have fewer than 10,000
 _FACTORIES = frozenset({torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye})
+_EXTRA_VALUES = 2**20  # beyond the weights themselves: buffers that are not stored, scratch space of initializations
+_EXTRA_TENSORS = 1000
+MAX_TENSORS = 20_000  # a thousand layers have fewer than 10,000
 
 
 @contextmanager
 def no_larger_than(weights: Mapping[str, object], *, source: str) -> Iterator[None]:
     """Modules made inside may hold about as many values as ``weights``, and not many times more."""
     sizes = [value.numel() for value in weights.values() if isinstance(value, Tensor) and not value.is_meta]
-    with _Budget(4 * sum(sizes) + _ROOM, 4 * len(sizes) + _FEW, source):
+    with _TensorBudget(4 * sum(sizes) + _EXTRA_VALUES, 4 * len(sizes) + _EXTRA_TENSORS, source):
         yield
 
 
-class _Budget(TorchFunctionMode):
+class _TensorBudget(TorchFunctionMode):
     """Counts what the factories of torch are asked for."""
 
     def __init__(self, values: int, tensors: int, source: str) -> None:
         super().__init__()
-        self._values, self._tensors, self._source = values, min(tensors, _MANY), source
-        self._too_many = tensors > _MANY
+        self._values, self._tensors, self._source = values, min(tensors, MAX_TENSORS), source
+        self._too_many = tensors > MAX_TENSORS
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -361,15 +362,16 @@ class _Budget(TorchFunctionMode):
         """Run it, if it does not ask for too much."""
         del types
         if func in _FACTORIES:
-            self._spend(args)
+            self._spend(args[0] if args and isinstance(args[0], tuple | list) else args)
         return func(*args, **(kwargs or {}))
 
-    def _spend(self, args: tuple[Any, ...]) -> None:
-        sizes = args[0] if args and isinstance(args[0], tuple | list) else args
+    def _spend(self, sizes: Sequence[Any]) -> None:
         self._values -= math.prod(size for size in sizes if isinstance(size, int))
         self._tensors -= 1
         if self._values < 0 or self._tensors < 0:
-            found = f"has more than {_MANY} tensors" if self._too_many else "is far larger than the weights it holds"
+            too = (
+                f"has more than {MAX_TENSORS} tensors" if self._too_many else "is far larger than the weights it holds"
+            )
             raise InputError(
-                f"{self._source}: the network it describes {found}; the description is damaged or of another file"
+                f"{self._source}: the network it describes {too}; the description is damaged or of another file"
             )
