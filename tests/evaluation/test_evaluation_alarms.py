@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_networks import Counted, pictures, taught_conv
+from small_networks import Around, Counted, pictures, taught_conv
 from torch import nn
 
 import widemargin
@@ -15,28 +15,6 @@ def names(report_or_alarms):
     alarms = getattr(report_or_alarms, "alarms", report_or_alarms)
     assert all(isinstance(alarm, Alarm) and alarm.message and alarm.suggestion for alarm in alarms)
     return [alarm.name for alarm in alarms]
-
-
-class After(nn.Module):
-    """The honest network, and something done to its logits."""
-
-    def __init__(self, change):
-        super().__init__()
-        self.model, self.change = taught_conv(5), change
-
-    def forward(self, x):
-        return self.change(self.model(x))
-
-
-class Before(nn.Module):
-    """The honest network, and something done to its images."""
-
-    def __init__(self, change):
-        super().__init__()
-        self.model, self.change = taught_conv(5), change
-
-    def forward(self, x):
-        return self.model(self.change(x))
 
 
 class Staircase(torch.autograd.Function):
@@ -66,51 +44,38 @@ def test_an_honest_model_rings_nothing(norm, count):
     assert looked_at(taught_conv(5), norm, count) == []
 
 
-def test_random_logits():
-    assert looked_at(After(lambda logits: logits + 0.1 * torch.randn_like(logits))) == ["randomized-outputs"]
+PARITY, SLOPES = (torch.arange(64).view(1, 1, 8, 8) % 2) * 2.0 - 1, torch.tensor([1.0, 0.5, 0.0, -0.5, -1.0])
 
 
-def test_probabilities_for_logits():
-    assert looked_at(After(lambda logits: logits.softmax(1))) == ["probability-outputs"]
-
-
-def test_logits_so_large_that_the_loss_is_flat():
-    found = looked_at(After(lambda logits: 1e4 * logits))
-    assert "vanishing-gradients" in found
-    assert "survives-huge-eps" in found
-    assert not {"randomized-outputs", "probability-outputs"} & set(found)
-
-
-@pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_images_through_a_staircase(norm):
-    assert looked_at(Before(Staircase.apply), norm) == ["vanishing-gradients", "survives-huge-eps"]
-
-
-def test_images_through_a_sign():
-    found = looked_at(Before(lambda x: (x - 0.5).sign() / 2 + 0.5))
-    assert "vanishing-gradients" in found
-
-
-class Shattered(nn.Module):
+def shattered(net, x):
     """Gradients that are there and lead nowhere: their sign is that of the pixel's parity."""
-
-    def __init__(self):
-        super().__init__()
-        self.model = taught_conv(5)
-        self.register_buffer("pattern", (torch.arange(64).view(1, 1, 8, 8) % 2) * 2.0 - 1)
-
-    def forward(self, x):
-        return self.model(x.detach()) + 0.01 * (x * self.pattern).flatten(1).sum(1, keepdim=True) * torch.tensor(
-            [1.0, 0.5, 0.0, -0.5, -1.0]
-        )
+    return net(x.detach()) + 0.01 * (x * PARITY).flatten(1).sum(1, keepdim=True) * SLOPES
 
 
-def test_gradients_that_lead_nowhere():
-    assert looked_at(Shattered()) == ["survives-huge-eps"]
+STAIRCASE = Around(taught_conv(5), lambda net, x: net(Staircase.apply(x)))
+PROBABILITIES = Around(taught_conv(5), lambda net, x: net(x).softmax(1))
+MASKED = ["vanishing-gradients", "survives-huge-eps"]
+
+
+@pytest.mark.parametrize(
+    ("model", "norm", "rings"),
+    [
+        (Around(taught_conv(5), lambda net, x: net(x) + 0.1 * torch.randn(len(x), 5)), "linf", ["randomized-outputs"]),
+        (PROBABILITIES, "linf", ["probability-outputs"]),
+        (Around(taught_conv(5), lambda net, x: 1e4 * net(x)), "linf", MASKED),
+        (STAIRCASE, "linf", MASKED),
+        (STAIRCASE, "l2", MASKED),
+        (Around(taught_conv(5), lambda net, x: net((x - 0.5).sign() / 2 + 0.5)), "linf", MASKED),
+        (Around(taught_conv(5), shattered), "linf", ["survives-huge-eps"]),
+    ],
+    ids=["random", "probabilities", "large logits", "staircase", "staircase in L2", "sign", "shattered"],
+)
+def test_a_dishonest_model_rings(model, norm, rings):
+    assert looked_at(model, norm) == rings
 
 
 def test_the_alarms_are_in_the_report(tmp_path, very_short):
-    model = After(lambda logits: logits.softmax(1))
+    model = PROBABILITIES
     for _ in range(2):  # the second time they are read from the folder
         report = widemargin.evaluate(model, pictures(5, 6), ["clean"], out=tmp_path)
         assert names(report) == ["probability-outputs"]
@@ -125,23 +90,13 @@ def test_no_more_images_are_looked_at_at_a_time_than_a_batch_holds(batch_size, s
     assert {len(images) for images in model.seen} == sizes
 
 
-class Odd(nn.Module):
-    """No slope, which is one of infinity, at a picture that begins with a white pixel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = taught_conv(5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(x) + (1 - x[:, 0, 0, :1]).sqrt()
-
-
 @pytest.mark.parametrize("batch_size", [4, 32, 250])
 def test_what_is_seen_does_not_depend_on_the_size_of_batches(batch_size):
     x, y = pictures(5, 120)
     x[:, 0, 0, 0] = 0
     x[40:45, 0, 0, 0] = 1
-    report = widemargin.evaluate(Odd(), (x, y), ["clean"], margins=False, batch_size=batch_size)
+    root = Around(taught_conv(5), lambda net, x: net(x) + (1 - x[:, 0, 0, :1]).sqrt())  # whose slope at 1 is infinite
+    report = widemargin.evaluate(root, (x, y), ["clean"], margins=False, batch_size=batch_size)
     assert {alarm.name: alarm.message[:2] for alarm in report.alarms} == {"not-finite": "5%"}
 
 
@@ -210,9 +165,7 @@ def test_an_honest_evaluation_rings_nothing(short):
 
 
 def test_the_black_box_wins_where_gradients_are_masked(short):
-    report = widemargin.evaluate(
-        Before(Staircase.apply), pictures(5, 20), ["clean", "pgd20", "autoattack"], 0.3, max_steps=60
-    )
+    report = widemargin.evaluate(STAIRCASE, pictures(5, 20), ["clean", "pgd20", "autoattack"], 0.3, max_steps=60)
     assert set(names(report)) == {
         "vanishing-gradients",
         "survives-huge-eps",
@@ -239,18 +192,12 @@ def test_a_few_images_are_no_sign(count, rings):
     assert names(of_numbers(black, count=100)) == []
 
 
-class Flat(nn.Module):
-    """Always the first class, and no attack changes it."""
-
-    def forward(self, x):
-        return torch.tensor([[1.0, 0.0]]).repeat(len(x), 1) + 0 * x.flatten(1)[:, :2]
-
-
 @pytest.mark.parametrize(("right", "rings"), [(30, False), (50, False), (58, False), (62, True), (90, True)])
 def test_who_only_guesses_has_nothing_to_survive(right, rings):
     """Half of a hundred images in two classes are right by chance, and up to ten more easily are."""
     x, y = torch.rand(100, 1, 2, 2), torch.tensor([0] * right + [1] * (100 - right))
-    alarm = _survives_huge_eps(Flat(), x, y, EvaluationSettings(attacks=("clean",), eps=(0.1,)))
+    flat = Around(nn.Flatten(), lambda net, x: torch.tensor([[1.0, 0.0]]).repeat(len(x), 1) + 0 * net(x)[:, :2])
+    alarm = _survives_huge_eps(flat, x, y, EvaluationSettings(attacks=("clean",), eps=(0.1,)))
     assert names([alarm] if alarm else []) == ["survives-huge-eps"] * rings
 
 
@@ -266,25 +213,18 @@ def test_an_untrained_network_masks_nothing(norm, seed):
     assert names(alarms_of_model(model, x, y, settings)) == []
 
 
-class PartlyDeaf(nn.Module):
-    """Linear; the first pixel never counts, and images in which it is below ``share`` have no gradient at all."""
-
-    def __init__(self, share):
-        super().__init__()
-        self.share, self.weight = share, torch.linspace(-1, 1, 3 * 16).sin().view(3, 16)
-        self.weight[:, 0] = 0
-
-    def forward(self, x):
-        deaf = x[:, :1, :1, :1] < self.share
-        return torch.where(deaf, x.detach(), x).flatten(1) @ self.weight.T
-
-
 @pytest.mark.parametrize(("share", "told"), [(0.0, None), (0.25, "25%"), (0.75, "75%"), (2.0, "100%")])
 def test_the_share_of_images_without_a_gradient(share, told):
     x = torch.rand(400, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     x[:, 0, 0, 0] = (torch.arange(400) + 0.5) / 400
+    weight = torch.linspace(-1, 1, 3 * 16).sin().view(3, 16)
+    weight[:, 0] = 0
+
+    def partly_deaf(flatten, x):  # linear; images whose first pixel, which never counts, is dark have no gradient
+        return flatten(torch.where(x[:, :1, :1, :1] < share, x.detach(), x)) @ weight.T
+
     settings = EvaluationSettings(attacks=("clean",), eps=(0.1,))
-    alarms = alarms_of_model(PartlyDeaf(share), x, torch.arange(400) % 3, settings)
+    alarms = alarms_of_model(Around(nn.Flatten(), partly_deaf), x, torch.arange(400) % 3, settings)
     found = [alarm.message for alarm in alarms if alarm.name == "vanishing-gradients"]
     assert len(found) == (told is not None)
     assert all(f"{told} of the images" in message for message in found)

@@ -16,37 +16,14 @@ from widemargin.cli.main import run
 from widemargin.evaluation import judge
 from widemargin.models import MLPConfig
 
-KEYS = [
-    "format",
-    "target",
-    "name",
-    "weights",
-    "selection",
-    "epoch",
-    "head_scale",
-    "normalize",
-    "config",
-    "checkpoint",
-    "data",
-    "norm",
-    "eps",
-    "step_size",
-    "seed",
-    "shard_size",
-    "batch_size",
-    "attacks",
-    "search",
-    "accuracy",
-    "curves",
-    "margins",
-    "distance",
-    "alarms",
-    "notes",
-    "versions",
-    "device",
-    "precision",
-    "seconds",
-]
+KEYS = re.findall(
+    r"\w+",
+    """
+    format target name weights selection epoch head_scale normalize config checkpoint data norm eps step_size
+    seed shard_size batch_size attacks search accuracy curves margins distance alarms notes versions device
+    precision seconds
+    """,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +32,19 @@ def _wide_terminal(monkeypatch):
 
 
 @pytest.fixture
-def answer(capsys):
+def command(capsys):
     def give(*arguments):
         capsys.readouterr()
         code = run(["evaluate", *map(str, arguments)])
-        out, err = capsys.readouterr()
+        return code, *capsys.readouterr()
+
+    return give
+
+
+@pytest.fixture
+def answer(command):
+    def give(*arguments):
+        code, out, err = command(*arguments)
         assert code == 0, err
         return out
 
@@ -67,17 +52,13 @@ def answer(capsys):
 
 
 @pytest.fixture
-def refused(capsys):
+def refused(command):
     def give(*arguments):
-        capsys.readouterr()
-        code = run(["evaluate", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        assert code == 2, out + err
-        assert out == ""
-        lines = err.splitlines()
-        assert len(lines) == 1, err
-        assert lines[0].startswith("widemargin: ")
-        return lines[0]
+        code, out, err = command(*arguments)
+        assert (code, out) == (2, ""), out + err
+        (line,) = err.splitlines()
+        assert line.startswith("widemargin: ")
+        return line
 
     return give
 
@@ -278,19 +259,21 @@ def test_what_the_file_does_not_say_is_told_before_the_work(folder, capsys, give
     assert ("how images are normalized" in said.out) == (given != ("--normalize", "none"))
 
 
+DIGITS = ("--dataset", "digits.npz")
+NET = ("net.pt", *DIGITS)
 MISTAKES = {
     "no data set": (("net.pt",), "does not say which images it wants; give --dataset"),
-    "no eps": (("net.pt", "--dataset", "digits.npz", "--attacks", "pgd3"), "--eps is missing for pgd3"),
+    "no eps": ((*NET, "--attacks", "pgd3"), "--eps is missing for pgd3"),
     "the same eps twice": (
-        ("net.pt", "--dataset", "digits.npz", "--attacks", "pgd3", "--eps", "0.5,1/2"),
+        (*NET, "--attacks=pgd3", "--eps=0.5,1/2"),
         "eps must be one radius or several different ones",
     ),
     "an unknown attack": (
-        ("net.pt", "--dataset", "digits.npz", "--attacks", "square", "--eps", "0.1"),
+        (*NET, "--attacks=square", "--eps=0.1"),
         "unknown attack 'square'; known are clean, fgsm, pgdN",
     ),
-    "no such file": (("absent.pt", "--dataset", "digits.npz"), "absent.pt does not exist; give a run folder"),
-    "no such function": (("absent_nets:factory", "--dataset", "digits.npz"), "is neither a file nor a function"),
+    "no such file": (("absent.pt", *DIGITS), "absent.pt does not exist; give a run folder"),
+    "no such function": (("absent_nets:factory", *DIGITS), "is neither a file nor a function"),
     "a function, no data set": (("own_nets:factory",), "--dataset is missing: this target does not say"),
     "images of another shape": (
         ("net.pt", "--dataset", "mnist-embedded"),
@@ -301,31 +284,31 @@ MISTAKES = {
         "the model does not take images of shape (1, 28, 28)",
     ),
     "labels the function does not know": (
-        ("own_nets:two_classes", "--dataset", "digits.npz"),
+        ("own_nets:two_classes", *DIGITS),
         "labels must be in 0..1, got 0..3; the model has 2 outputs",
     ),
     "TF32 where there is none": (
-        ("net.pt", "--dataset", "digits.npz", "--attacks=fgsm", "--eps=0.1", "--search=tf32", "--device=cpu"),
+        (*NET, "--attacks=fgsm", "--eps=0.1", "--search=tf32", "--device=cpu"),
         "evaluate.search must be 'float32' on a device without TF32, got 'tf32' on cpu; leave --search out, or use",
     ),
     "the scale of a head that has none": (
-        ("net.pt", "--dataset", "digits.npz", "--head-scale", "10"),
+        (*NET, "--head-scale", "10"),
         "--head-scale has no effect: these weights have a last layer with a bias, so their head is linear; leave it",
     ),
     "the normalization of a function": (
-        ("own_nets:factory", "--dataset", "digits.npz", "--normalize", "mnist"),
+        ("own_nets:factory", *DIGITS, "--normalize", "mnist"),
         "--normalize is for public weights; own_nets:factory normalizes by itself; leave it out",
     ),
     "a normalization of three channels": (
-        ("net.pt", "--dataset", "digits.npz", "--normalize", "cifar10"),
+        (*NET, "--normalize", "cifar10"),
         "--normalize must be none, cifar10, mnist, or MEAN,STD (2 numbers, or 2 for images of 1 channels: the means",
     ),
     "the scale of a function's head": (
-        ("own_nets:factory", "--dataset", "digits.npz", "--head-scale", "10"),
+        ("own_nets:factory", *DIGITS, "--head-scale", "10"),
         "--head-scale is for public weights; own_nets:factory makes its own head; leave it out",
     ),
-    "no shards": (("net.pt", "--dataset", "digits.npz", "--shard-size", "0"), "shard_size must be a whole number"),
-    "malice": (("malice.pt", "--dataset", "digits.npz"), "cannot be read as tensors alone, and nothing else is ever"),
+    "no shards": ((*NET, "--shard-size", "0"), "shard_size must be a whole number"),
+    "malice": (("malice.pt", *DIGITS), "cannot be read as tensors alone, and nothing else is ever"),
 }
 
 

@@ -199,7 +199,7 @@ def break_survivors(
 def _search_in_tf32(
     model: nn.Module, x: Tensor, y: Tensor, reference: Any, part: str, threat: Threat
 ) -> tuple[Tensor, Tensor]:
-    """(images, where the search took them to be adversarial); those short of float32's boundary are pushed on.
+    """(images, where the search took them to be adversarial); those short of float32's boundary go on to it.
 
     Parts leave an image as it was unless they found something, and nothing needs to be found where it is wrong already.
     """
