@@ -11,7 +11,7 @@ operator of its own, so that a recording still knows whose weight and bias it is
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -192,15 +192,29 @@ class BatchNorm:
         return values.sum(axes)
 
 
+class _Weightless:
+    """A layer without weights, which keeps no activations either."""
+
+    curved: ClassVar[bool] = False
+
+    def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
+        """None."""
+        del tangents, a
+        return {}
+
+    def forget(self) -> Self:
+        """As it is."""
+        return self
+
+
 @dataclass(frozen=True, kw_only=True)
-class Slopes:
+class Slopes(_Weightless):
     """A piecewise linear activation: slope 1 where ``passes``, another elsewhere."""
 
     passes: Tensor
     elsewhere: float
     strict: bool = False
     """Whether what does not pass may be infinite: a product with zero would not stop that."""
-    curved: ClassVar[bool] = False
 
     def _times(self, vector: Tensor) -> Tensor:
         if self.strict and not self.elsewhere:
@@ -220,24 +234,14 @@ class Slopes:
         assert t is not None
         return self._times(t)
 
-    def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:  # noqa: ARG002 - a layer's signature
-        """No weights."""
-        return {}
-
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
         """Times the slopes."""
         return [self._times(b)], {}
 
-    def forget(self) -> "Slopes":
-        """It keeps no activations."""
-        return self
-
 
 @dataclass(frozen=True, kw_only=True)
-class Sum:
+class Sum(_Weightless):
     """x1 + x2 of one shape and type: a residual connection."""
-
-    curved: ClassVar[bool] = False
 
     def adjoint(self, a: Tensor) -> Vectors:
         """To both."""
@@ -252,17 +256,9 @@ class Sum:
             return either
         return first + second
 
-    def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:  # noqa: ARG002 - a layer's signature
-        """No weights."""
-        return {}
-
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
         """To both."""
         return [b, b], {}
-
-    def forget(self) -> "Sum":
-        """It keeps no activations."""
-        return self
 
 
 def folded_batch_norm(
