@@ -128,7 +128,7 @@ def place_points(points: Points, folder: Path) -> None:
         ("watch", accuracy, "classified"),
         ("between", trainer, "append_line"),
         ("between", run_folder, "save_checkpoint"),
-        ("between", run_folder, "keep_until"),
+        ("between", run_folder, "truncate_metrics"),
         ("file", os, "fsync"),
         ("file", files, "drop_cached"),
     ):

@@ -64,18 +64,21 @@ def claim_for_group(out: Path, config: RunConfig, group: Processes) -> Iterator[
     with ExitStack() as stack:
         with group.sync_errors():
             if group.first:
-                stack.enter_context(claimed(out, config))
+                stack.enter_context(claim_folder(out, config))
         yield
 
 
 @contextmanager
-def claimed(out: Path, config: RunConfig) -> Iterator[None]:
+def claim_folder(out: Path, config: RunConfig) -> Iterator[None]:
     """The folder is ours inside; where nothing but the configuration was written, an error gives it back.
 
     So the corrected command may have it.
     """
     existed = out.exists()
-    _make(out)
+    with suppress(OSError):  # only made: what another process may be writing there is not ours to sweep away
+        out.mkdir(parents=True, exist_ok=True)
+    if not out.is_dir():
+        make_folder(out)  # which says why there can be none
     with folder_lock(out):
         begun = (out / CONFIG).exists()
         try:
@@ -83,16 +86,8 @@ def claimed(out: Path, config: RunConfig) -> Iterator[None]:
             yield
         except InputError:
             if not begun:
-                _give_back(out, existed=existed)
+                _remove_claim(out, existed=existed)
             raise
-
-
-def _make(out: Path) -> None:
-    """Only make the folder: what another process may be writing there is not ours to sweep away."""
-    with suppress(OSError):
-        out.mkdir(parents=True, exist_ok=True)
-    if not out.is_dir():
-        make_folder(out)  # which says why there can be none
 
 
 def _claim(out: Path, config: RunConfig) -> None:
@@ -100,11 +95,12 @@ def _claim(out: Path, config: RunConfig) -> None:
     path = out / CONFIG
     if path.exists():
         changed = differences(config, read_toml(path))
-        if changed and not _trained(out):  # a corrected command may have the folder
+        trained = any((out / name).exists() for name in (LAST, PREVIOUS, BEST))
+        if changed and not trained:  # a corrected command may have the folder
             write_text_atomic(path, to_toml(config))
         elif changed:
-            told = "; ".join(changed[:3])
-            raise InputError(f"{out} holds another run ({told}); choose another --out, or --set what it has")
+            first = "; ".join(changed[:3])
+            raise InputError(f"{out} holds another run ({first}); choose another --out, or --set what it has")
     elif not all(map(is_partial, out.iterdir())):
         raise InputError(f"{out} is not empty and holds no {CONFIG}; choose an empty folder for --out")
     else:
@@ -112,11 +108,7 @@ def _claim(out: Path, config: RunConfig) -> None:
         write_text_atomic(path, to_toml(config))
 
 
-def _trained(out: Path) -> bool:
-    return any((out / name).exists() for name in (LAST, PREVIOUS, BEST))
-
-
-def _give_back(out: Path, *, existed: bool) -> None:
+def _remove_claim(out: Path, *, existed: bool) -> None:
     if {path.name for path in out.iterdir()} <= {CONFIG}:
         (out / CONFIG).unlink(missing_ok=True)
         if not existed:
@@ -124,17 +116,18 @@ def _give_back(out: Path, *, existed: bool) -> None:
 
 
 def read_metrics(folder: Path) -> list[Line]:
-    """The lines that read; the others are told, but for one cut off by a crash."""
-    lines, trouble = _read(folder)
+    """The lines that can be read, with a warning for each of the others but one cut off by a crash."""
+    lines, trouble = _read_lines(folder)
     if trouble:
         warnings.warn(f"{folder / METRICS}: {'; '.join(trouble)}", WidemarginWarning, stacklevel=2)
     return [line for _, line in lines]
 
 
-def read_whole(folder: Path) -> list[Line]:
+def read_complete_metrics(folder: Path) -> list[Line]:
     """The lines of a run that has nothing to make them again from: every epoch has one, or it is refused."""
-    lines, trouble = _read(folder)
-    trouble = trouble or _gaps([line["epoch"] for _, line in lines])
+    lines, trouble = _read_lines(folder)
+    if not trouble and [line["epoch"] for _, line in lines] != list(range(1, len(lines) + 1)):
+        trouble = ["its lines are not one for each epoch in order"]
     if trouble:
         raise InputError(
             f"{folder / METRICS}: {'; '.join(trouble)}, and there is no checkpoint to go on from; put back a copy of "
@@ -148,32 +141,32 @@ def digest_line(line: Line) -> int:
     return int(digest_of({key: value for key, value in line.items() if not key.endswith("seconds")})[:15], 16)
 
 
-def keep_until(folder: Path, epoch: int, digests: Mapping[int, int] | None = None) -> dict[int, int]:
+def truncate_metrics(folder: Path, epoch: int, digests: Mapping[int, int] | None = None) -> dict[int, int]:
     """Drop the lines after ``epoch``: they belong to work that is about to be done again.
 
-    A file that lacks one of the lines before, or holds other ones, is set aside and told; every good line is kept.
+    A file that lacks one of the lines before, or holds other ones, is set aside with a warning; every good line stays.
     Returns the digests of those.
     """
-    lines, trouble = _read(folder)
-    kept: dict[int, Line] = {}
+    lines, trouble = _read_lines(folder)
+    good: dict[int, Line] = {}
     for number, line in ((number, line) for number, line in lines if line["epoch"] <= epoch):
         if digests is not None and digests.get(line["epoch"]) != digest_line(line):
             trouble.append(f"line {number} is not what this run measured in epoch {line['epoch']}")
-        elif line["epoch"] in kept:
+        elif line["epoch"] in good:
             trouble.append(f"line {number} repeats epoch {line['epoch']}")
         else:
-            kept[line["epoch"]] = line
+            good[line["epoch"]] = line
     if epoch == 0 and len(lines) > 1:  # a crash before the first checkpoint leaves one
         trouble.append(f"there is no checkpoint to go on from after its {len(lines)} epochs, so the run begins anew")
-    ordered = sorted(kept)
-    if ordered != list(kept):
+    ordered = sorted(good)
+    if ordered != list(good):
         trouble.append("its lines are out of order")
-    lost = [number for number in (range(1, epoch + 1) if digests is None else digests) if number not in kept]
-    text = "".join(json.dumps(kept[number]) + "\n" for number in ordered)
+    lost = [number for number in (range(1, epoch + 1) if digests is None else digests) if number not in good]
+    text = "".join(json.dumps(good[number]) + "\n" for number in ordered)
     if trouble or lost:
-        _set_aside(folder, [*trouble, *([f"nothing is left of {_epochs(lost)}"] if lost else [])], text)
+        _set_aside_damaged(folder, [*trouble, *([f"nothing is left of {_epochs(lost)}"] if lost else [])], text)
     write_text_atomic(folder / METRICS, text)
-    return {number: digest_line(kept[number]) for number in ordered}
+    return {number: digest_line(good[number]) for number in ordered}
 
 
 def append_line(folder: Path, line: Line) -> None:
@@ -188,7 +181,7 @@ def append_line(folder: Path, line: Line) -> None:
         raise refused(f"write {path}", error) from None
 
 
-def _read(folder: Path) -> tuple[list[tuple[int, Line]], list[str]]:
+def _read_lines(folder: Path) -> tuple[list[tuple[int, Line]], list[str]]:
     """The lines with their numbers, and what is wrong with the others."""
     path = folder / METRICS
     if not path.is_file():
@@ -205,21 +198,16 @@ def _read(folder: Path) -> tuple[list[tuple[int, Line]], list[str]]:
     return whole, trouble + [f"line {number} is not a metrics line" for number in strange]
 
 
-def _gaps(epochs: Sequence[int]) -> list[str]:
-    """What is wrong where lines are not one for each epoch in order."""
-    return [] if list(epochs) == list(range(1, len(epochs) + 1)) else ["its lines are not one for each epoch in order"]
-
-
-def _set_aside(folder: Path, trouble: Sequence[str], goes_on: str) -> None:
+def _set_aside_damaged(folder: Path, trouble: Sequence[str], goes_on: str) -> None:
     path, place = folder / METRICS, "put back a copy of it, if there is one"
     if path.is_file() and path.read_bytes() != goes_on.encode():
-        aside = _free(folder / f"{METRICS}.damaged")
+        aside = _unused_name(folder / f"{METRICS}.damaged")
         write_atomic(aside, partial(shutil.copyfile, path))
         place = f"the file as it was is now {aside.name}, and what could be read goes on"
     warnings.warn(f"{path}: {'; '.join(trouble)}; {place}", WidemarginWarning, stacklevel=4)
 
 
-def _free(path: Path) -> Path:
+def _unused_name(path: Path) -> Path:
     """This name, or the first with a number that nothing has."""
     number, free = 1, path
     while free.exists():
@@ -249,13 +237,13 @@ def resume(state: TrainState, folder: Path, config: RunConfig) -> None:
             state.restore(checkpoint.training, epoch=checkpoint.description.epoch, step=checkpoint.description.step)
         _check_best(state.best, folder, config, averaged=state.eval_model is state.average)
         _check_best(state.best_averaged, folder / AVERAGED, config, averaged=True)
-    state.metrics = keep_until(folder, state.epoch, state.metrics or None)
+    state.metrics = truncate_metrics(folder, state.epoch, state.metrics or None)
 
 
 def _check_best(best: Best | None, folder: Path, config: RunConfig, *, averaged: bool) -> None:
     """The best weights so far must be there and this run's; missing ones are saved again from a checkpoint of theirs.
 
-    Where there is none, that is told: later epochs are still compared with the best.
+    Where there is none, a warning says so: later epochs are still compared with the best.
     """
     path = folder / BEST
     if best is None:
@@ -269,13 +257,13 @@ def _check_best(best: Best | None, folder: Path, config: RunConfig, *, averaged:
             )
         if description.epoch >= best.epoch:  # a later one is that of an epoch about to be trained again
             return
-    for kept in (folder / LAST, folder / PREVIOUS):
-        found = _of_epoch(kept, best)
+    for source in (folder / LAST, folder / PREVIOUS):
+        found = _of_epoch(source, best)
         if found is not None:
             selection = describe_selection(config, "best", averaged=averaged)
             description = replace(found.description, which="best", selection=selection)
             save_checkpoint(path, Checkpoint(found.weights, {}, description))
-            warnings.warn(f"{path} was missing and is saved again from {kept.name}", WidemarginWarning, stacklevel=2)
+            warnings.warn(f"{path} was missing and is saved again from {source.name}", WidemarginWarning, stacklevel=2)
             return
     warnings.warn(
         f"{path} is missing: the weights of epoch {best.epoch}, the best so far, are lost; the run goes on and keeps a "
@@ -300,11 +288,11 @@ def _of_epoch(path: Path, best: Best) -> Checkpoint | None:
 def finished_without_last(folder: Path, config: RunConfig) -> list[Line] | None:
     """The metrics of a run with all its epochs and its best weights, but no checkpoint to go on from; else None.
 
-    Somebody kept what is judged and no more; to begin anew would lose that.
+    Only the weights to evaluate were left there; to begin anew would lose them.
     """
     if not (folder / BEST).is_file() or any((folder / name).exists() for name in (LAST, PREVIOUS)):
         return None
-    description, metrics = load_checkpoint(folder / BEST).description, read_whole(folder)
+    description, metrics = load_checkpoint(folder / BEST).description, read_complete_metrics(folder)
     check_run(folder / BEST, description, config)
     done = metrics[-1]["epoch"] if metrics else 0
     over = config.stopping is not None and done - description.epoch >= config.stopping.patience * config.watch.every
