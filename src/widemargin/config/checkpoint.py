@@ -32,7 +32,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from widemargin.config.run import RunConfig
-from widemargin.config.toml import from_dict
+from widemargin.config.toml import differences, from_dict
 from widemargin.core.files import check_file, drop_cached, write_atomic
 from widemargin.core.versions import own_version
 from widemargin.errors import InputError, WidemarginWarning
@@ -180,6 +180,16 @@ def _parsed(path: Path, header: Mapping[str, str] | None, *, sealed: bool) -> De
         reason = f"it holds weights but no widemargin description; it was not written by widemargin ({error})"
         raise DamagedError(path, reason) from None
     raise InputError(f"{path} {other}")
+
+
+def check_run(file: Path, description: Description, config: RunConfig) -> None:
+    """Refuse a checkpoint of another run than this."""
+    changed = differences(description.run_config(), config)
+    if changed:
+        raise InputError(
+            f"{file} is of another run than the {CONFIG} of its folder ({'; '.join(changed[:3])}); put back the one "
+            "that belongs there"
+        )
 
 
 def load_newest(last: Path, previous: Path) -> tuple[Checkpoint, Path] | None:

@@ -20,12 +20,13 @@ from widemargin.config.checkpoint import (
     LAST,
     PREVIOUS,
     Description,
+    check_run,
     load_checkpoint,
     read_checksum,
     restore_model,
 )
 from widemargin.config.run import EvaluationConfig, RunConfig
-from widemargin.config.toml import differences, read_toml
+from widemargin.config.toml import read_toml
 from widemargin.core.files import check_file
 from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError, WidemarginWarning
@@ -95,16 +96,6 @@ def _check_folder(folder: Path, file: Path, description: Description) -> None:
     if beside and run.averaging is not None:
         run = replace(run, averaging=replace(run.averaging, beside=False))
     check_run(file, description, run)
-
-
-def check_run(file: Path, description: Description, config: RunConfig) -> None:
-    """Refuse a checkpoint of another run than this."""
-    changed = differences(description.run_config(), config)
-    if changed:
-        raise InputError(
-            f"{file} is of another run than the {CONFIG} of its folder ({'; '.join(changed[:3])}); put back the one "
-            "that belongs there"
-        )
 
 
 def _has_chosen(config: RunConfig, epoch: int) -> bool:

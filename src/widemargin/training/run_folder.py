@@ -35,6 +35,7 @@ from widemargin.config.checkpoint import (
     DamagedError,
     Description,
     Which,
+    check_run,
     fitting,
     load_checkpoint,
     load_newest,
@@ -50,7 +51,6 @@ from widemargin.core.records import Lines, digest_of
 from widemargin.distributed.group import Processes
 from widemargin.distributed.sync_batch_norm import has_own_statistics
 from widemargin.errors import InputError, WidemarginWarning
-from widemargin.evaluation.target import check_run
 from widemargin.training.context import RunContext
 from widemargin.training.state import Best, TrainState, score_of
 
