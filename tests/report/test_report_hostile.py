@@ -59,11 +59,12 @@ def folder(sound, tmp_path):
 
 
 def npz(**changes: object) -> bytes:
-    """A gallery with other arrays."""
+    """A gallery with other arrays, or without one that is None."""
     stream = io.BytesIO()
     images = np.zeros((2, 3, 4, 4), np.uint8)
     classes = dict.fromkeys(CLASSES, np.arange(2))
-    np.savez_compressed(stream, **({"images": images, "adversarial": images, "attack": "fgsm"} | classes | changes))
+    arrays = {"images": images, "adversarial": images, "attack": "fgsm"} | classes | changes
+    np.savez_compressed(stream, **{name: array for name, array in arrays.items() if array is not None})
     return stream.getvalue()
 
 
@@ -112,6 +113,17 @@ GRID = [str(number) for number in range(1500)]
 FAULTS = [
     (REPORT, b"", "not valid JSON"),
     (REPORT, b"\x00" * 100, "not valid JSON"),
+    (REPORT, b"\xff\xfe\x00", "report.json is not text"),
+    (REPORT, b'{"format": "widemargin-evaluation-2"}', "has the format 'widemargin-evaluation-2'"),
+    (REPORT, b'{"format": "widemargin-evaluation-1"}', "has no accuracy"),
+    (REPORT, changed(accuracy={"clean": "high"}), "accuracy.clean must be a number, got 'high'"),
+    (REPORT, changed(accuracy={"clean": True}), "accuracy.clean must be a number, got True"),
+    (REPORT, changed(accuracy=[1]), "accuracy must be a table"),
+    (REPORT, changed(eps=0.1), "eps must be a list"),
+    (REPORT, changed(eps=[{"written": "8/255"}]), "eps[0].value is missing"),
+    (REPORT, changed(alarms=["x"]), "alarms[0] must be a table"),
+    (REPORT, changed(margins={"all": 3}), "margins.all must be a table"),
+    (REPORT, changed(curves={"pgd20": {}}), "curves.pgd20 must be a list"),
     (REPORT, DEEP, "too deep"),
     (REPORT, b'{"format": "widemargin-evaluation-1", "a": ' + HUGE + b"}", "a number too long"),
     (REPORT, b" " * 2**23 + b"{}", "larger than the 8 MiB"),
@@ -141,6 +153,9 @@ FAULTS = [
     (EXAMPLES, b'{"a": "' + b"x" * 2**19 + b'"}\n', "line 1 has more than 262,144 bytes"),
     (EXAMPLES, b'{"broken_at": 3}\n', "broken_at must be a table"),
     (GALLERY, broken_zlib(), "is not a readable .npz file (Error -3 while decompressing data"),
+    (GALLERY, npz(adversarial=None), "has no 'adversarial'"),
+    (GALLERY, npz(images=np.zeros((2, 3, 4, 4), np.float32)), "must be (G, 1 or 3, H, W) uint8"),
+    (GALLERY, npz(labels=np.arange(3)), "one for each image"),
     (GALLERY, npz()[:-40], "is not a readable .npz file"),
     (GALLERY, npz(images=np.zeros(INFLATED + 1, np.uint8)), "more than the 33,554,432 of a gallery"),
     (GALLERY, npz_that_claims((2**40, 3, 2**10, 2**10)), "claims (1099511627776, 3, 1024, 1024) uint8 and has 4 bytes"),
@@ -150,10 +165,13 @@ FAULTS = [
     (GALLERY, npz(**dict.fromkeys(("images", "adversarial"), np.zeros((2, 1, 1, 2000), np.uint8))), "1 to 1024 pixels"),
     (GALLERY, npz(labels=np.array([0.5, float("nan")])), "whole numbers, one for each image"),
     (METRICS, lambda whole: whole.replace(b"\n", b"\n[\n"), "line 2 is not valid JSON"),
+    (METRICS, b'{"loss": 1.0}\n', "line 1 has no epoch"),
+    (METRICS, b"[1]\n", "line 1 must be a table"),
+    (METRICS, line(alarms="loud"), "line 4: alarms must be a list, got 'loud'"),
+    (METRICS, line(alarms=["a", {}]), "line 4: alarms[1] must be words, got {}"),
     (METRICS, b'{"epoch": ' + HUGE + b"}\n{}\n", "a number too long"),
     (METRICS, b'{"epoch": 1e308}\n', "line 1 has no epoch"),
     (METRICS, line(alarms=["a"] * 10_001), "more than 10,000 alarms"),
-    (METRICS, line(alarms=[{}]), "alarms[0] must be words"),
     (METRICS, line(epoch=-(2**60), loss=-1e30), "line 4 is of epoch -1.15292e+18, after one of epoch 3"),
     (SWEEP, changed(grid={}), "grid must have values for 1 to 50 settings"),
     (SWEEP, changed(grid={"a": []}), "grid must have values for 1 to 50 settings"),
