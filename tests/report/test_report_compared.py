@@ -15,10 +15,7 @@ from widemargin.report.compare import Cell, compare, markdown
 
 
 def test_eps_is_given_as_written_and_as_a_number(tmp_path):
-    report = write_evaluation(tmp_path / "e", count=20)
-    report["eps"] = [{"written": "8/255", "value": 8 / 255}]
-    report["config"] = to_dict(find_recipe("cifar-resnet18/at").config)
-    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    with_config(tmp_path / "e", evaluated={"eps": [{"written": "8/255", "value": 8 / 255}]})
     text = page_of(tmp_path)
     assert "8/255 = 0.031373" in text
     assert "published under attack only at linf eps 0.031" in text
@@ -46,10 +43,7 @@ def test_without_its_configuration_nothing_is_compared(tmp_path):
 
 @pytest.mark.parametrize(("data", "compared"), [("cifar10", True), ("svhn", False), ("cifar10-embedded", False)])
 def test_what_was_judged_on_other_images_than_its_recipe_is_not_compared(tmp_path, data, compared):
-    report = write_evaluation(tmp_path / "e", count=20)
-    report["config"] = to_dict(find_recipe("cifar-resnet18/at").config)
-    report["data"]["name"] = data
-    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    with_config(tmp_path / "e", evaluated={"data": {"name": data, "split": "test", "count": 20}})
     text = page_of(tmp_path)
     why = f"it was judged on {data}, its recipe's data is cifar10, so it is not compared with the paper"
     assert [number in text for number in ("paper 83.39", "paper 50.88")] == [compared] * 2
@@ -60,16 +54,12 @@ def test_what_was_judged_on_other_images_than_its_recipe_is_not_compared(tmp_pat
     ("data", "count", "said"), [("cifar10", 20, True), ("cifar10", 10_000, False), ("x", 20, False)]
 )
 def test_an_evaluation_on_the_first_images_says_so(tmp_path, data, count, said):
-    report = write_evaluation(tmp_path / "e", count=20)
-    report["data"] |= {"name": data, "count": count}
-    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    write_evaluation(tmp_path / "e", count=20, data={"name": data, "split": "test", "count": count})
     assert ("judged on the first 20 of 10,000 test images" in page_of(tmp_path)) is said
 
 
 def test_an_evaluation_on_the_first_of_own_images_says_so(tmp_path):
-    report = write_evaluation(tmp_path / "e", count=20)
-    report["data"] |= {"name": "mine.npz", "count": 20, "whole": 90}
-    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    write_evaluation(tmp_path / "e", count=20, data={"name": "mine.npz", "count": 20, "whole": 90})
     assert "judged on the first 20 of 90 test images" in page_of(tmp_path)
 
 
@@ -80,7 +70,7 @@ def test_a_quick_result_says_so_and_has_nothing_beside_it(tmp_path):
     text = page_of(tmp_path)
     assert "made quick" in text
     assert "paper 97.50" not in text
-    lines = list(csv.DictReader(io.StringIO((tmp_path.parent / f"{tmp_path.name}-out" / "report.csv").read_text())))
+    lines = rows_of(tmp_path)
     assert {line["kind"] for line in lines} == {"quick reproduction"}
     assert {line["paper"] for line in lines} == {""}
 
@@ -105,9 +95,7 @@ def test_a_mean_says_what_holds_for_all_its_seeds(tmp_path):
     ("step", "compared"), [(0.0078, True), (2 / 255, True), (None, True), (1e-6, False), (0.025, False)]
 )
 def test_pgd_with_another_step_than_the_recipes_is_not_compared(tmp_path, step, compared):
-    report = write_evaluation(tmp_path / "e", count=20)
-    report |= {"config": to_dict(find_recipe("cifar-resnet18/at").config), "step_size": step}
-    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    with_config(tmp_path / "e", evaluated={"step_size": step})
     text = html.unescape(page_of(tmp_path))
     assert ("paper 50.88" in text) is compared
     assert "paper 83.39" in text
@@ -117,10 +105,9 @@ def test_pgd_with_another_step_than_the_recipes_is_not_compared(tmp_path, step, 
 
 def with_config(folder, *, evaluated=None, **changes):
     """An evaluation that knows its run's configuration."""
-    report = write_evaluation(folder, count=20)
     config = to_dict(find_recipe("cifar-resnet18/at").config)
     config |= {"data": config["data"] | changes.pop("data", {})} | changes
-    (folder / "report.json").write_text(json.dumps(report | {"config": config} | (evaluated or {})))
+    write_evaluation(folder, count=20, config=config, **(evaluated or {}))
 
 
 SMALL = [
@@ -161,7 +148,7 @@ def test_runs_that_differ_in_their_seed_alone_have_a_mean(tmp_path, changes, eva
     with_config(tmp_path / "a")
     with_config(tmp_path / "b", evaluated=evaluated, **changes)
     page_of(tmp_path)
-    lines = list(csv.DictReader(io.StringIO((tmp_path.parent / f"{tmp_path.name}-out" / "report.csv").read_text())))
+    lines = rows_of(tmp_path)
     found = {line["name"] for line in lines if line["kind"] == "mean"}
     assert found == ({"cifar-resnet18/at, mean of 2 seeds"} if joined else set())
 

@@ -371,17 +371,14 @@ def test_the_command_of_an_evaluation_has_all_its_numbers_depend_on(everything):
 
 @pytest.mark.parametrize(("target", "data"), [("a model in memory", "cifar10"), ("net.pt", "tensors in memory")])
 def test_what_lived_in_memory_has_no_command(tmp_path, target, data):
-    report = write_evaluation(tmp_path / "e", count=20, target=target)
-    report["data"]["name"] = data
-    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    write_evaluation(tmp_path / "e", count=20, target=target, data={"name": data, "split": "test", "count": 20})
     assert [command.split()[1] for command in commands_of(page_of(tmp_path))] == ["report"]
 
 
 def test_the_command_has_the_path_of_the_data_and_the_scale_of_the_head(tmp_path):
-    report = write_evaluation(tmp_path / "e", count=20, target="net.pt")
-    report["data"] |= {"name": "own.npz", "source": "my data/own.npz"}
-    report |= {"head_scale": 15.0, "normalize": "0.5,0.25", "eps": [{"written": "0.0313725", "value": 8 / 255}]}
-    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    changes = {"head_scale": 15.0, "normalize": "0.5,0.25", "eps": [{"written": "0.0313725", "value": 8 / 255}]}
+    data = {"name": "own.npz", "source": "my data/own.npz", "split": "test", "count": 20}
+    write_evaluation(tmp_path / "e", count=20, target="net.pt", data=data, **changes)
     command = commands_of(page_of(tmp_path))[0]
     assert "--dataset 'my data/own.npz'" in command
     assert "--head-scale 15.0 --normalize 0.5,0.25" in command
@@ -476,10 +473,9 @@ def test_a_difference_is_amplified_where_that_makes_it_larger(tmp_path, noise, s
 
 @pytest.mark.parametrize(("written", "value", "said"), [("1.0", 1.0, "1.0"), ("8/255", 8 / 255, "8/255 = 0.031373")])
 def test_an_eps_is_explained_where_it_is_a_fraction(tmp_path, written, value, said):
-    report = write_evaluation(tmp_path / "e", count=20)
     points = [{"eps": eps, "written": text, "accuracy": 50} for eps, text in ((value, written), (2.0, "2.0"))]
-    report |= {"eps": [{"written": written, "value": value}], "curves": {"pgd10": points}}
-    (tmp_path / "e" / "report.json").write_text(json.dumps(report))
+    eps = [{"written": written, "value": value}]
+    write_evaluation(tmp_path / "e", count=20, eps=eps, curves={"pgd10": points})
     text = page_of(tmp_path)
     assert said in Tree(text).cells
     assert '<span class="below">1</span>' not in text
