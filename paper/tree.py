@@ -15,7 +15,7 @@ from widemargin.core.records import Fields, read_json
 from widemargin.errors import InputError
 from widemargin.evaluation.folder import Radius, curves
 from widemargin.jobs.job import RESULT
-from widemargin.report.findings import Run, read_run
+from widemargin.report.runs import Run, read_run
 
 ROWS, NOTES, FIGURES, PAGE = "rows", "notes", "figures", "README.md"
 EVALUATION, MARGINS, DISTANCE = "evaluation.json", "margins.json", "distance.json"

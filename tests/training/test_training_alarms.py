@@ -158,7 +158,7 @@ def test_a_crash_between_line_and_checkpoint_loses_no_alarm(collapsing, tmp_path
 
 
 def test_a_report_reads_lines_with_alarms(collapsing, tmp_path):
-    from widemargin.report.findings import RunAlarm, read_run
+    from widemargin.report.runs import RunAlarm, read_run
 
     warned(lambda: train(collapsing, out=tmp_path))
     assert read_run(tmp_path).finished

@@ -20,7 +20,7 @@ from widemargin.core.records import shortened
 from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
 from widemargin.evaluation.folder import Evaluation
-from widemargin.report.findings import Run
+from widemargin.report.runs import Run
 from widemargin.report.tables import markdown_lines
 
 Result = Mapping[str, Any]

@@ -6,10 +6,7 @@ for a run and its one evaluation.
 """
 
 import errno
-import math
 import os
-import sys
-import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,20 +16,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from widemargin.config.checkpoint import BEST, CONFIG, LAST, METRICS, read_checksum
-from widemargin.core.records import (
-    ENTRIES,
-    LARGEST,
-    MIB,
-    Fields,
-    Lines,
-    attempted,
-    read_json,
-    read_text,
-    shortened,
-    sound,
-    visible,
-)
+from widemargin.config.checkpoint import CONFIG
+from widemargin.core.records import Fields, attempted, read_json, shortened, visible
 from widemargin.errors import InputError
 from widemargin.evaluation.folder import (
     REPORT,
@@ -46,6 +31,7 @@ from widemargin.evaluation.folder import (
 )
 from widemargin.jobs.job import RESULT
 from widemargin.jobs.sweep import POINTS, SWEEP
+from widemargin.report.runs import Run, is_run, read_config, read_run
 
 AGAIN = "remove it, and the same widemargin reproduce judges the job again"
 NORM = "l2"
@@ -58,10 +44,10 @@ def read_result(folder: Path) -> Evaluation | None:
     content = read_json(path, AGAIN)
     if not isinstance(content, dict) or not {"recipe", "accuracy"} <= content.keys():
         return None
-    return _result_file_evaluation(folder, Fields(path, content))
+    return _evaluation_of_job(folder, Fields(path, content))
 
 
-def _result_file_evaluation(folder: Path, result: Fields) -> Evaluation:
+def _evaluation_of_job(folder: Path, result: Fields) -> Evaluation:
     config = result.table("config")
     plan, data = config.table("evaluation"), config.table("data")
     kept = {"correct": "margin_test", "train": "margin_train"}
@@ -107,7 +93,7 @@ PARTS = ("evaluation", "autoattack")
 Jobs = Mapping[Path, Evaluation]
 
 
-def told_by_jobs(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+def joined_to_jobs(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Each job whole; other evaluations inside a job know whether it was made quick, and of what configuration."""
     jobs = {evaluation.folder.resolve(): evaluation for evaluation in evaluations if evaluation.kind == "reproduction"}
     inside: dict[Path, dict[str, Evaluation]] = defaultdict(dict)
@@ -117,13 +103,13 @@ def told_by_jobs(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     joined = set()
     for folder in jobs:
         for part in (inside[folder][name] for name in PARTS if name in inside[folder]):
-            if _is_of(jobs[folder], part):
-                jobs[folder] = _with(jobs[folder], part)
+            if _is_part_of(jobs[folder], part):
+                jobs[folder] = _joined(jobs[folder], part)
                 joined.add(part.file)
-    return [_told(evaluation, jobs) for evaluation in evaluations if evaluation.file not in joined]
+    return [_with_what_its_job_says(evaluation, jobs) for evaluation in evaluations if evaluation.file not in joined]
 
 
-def _is_of(job: Evaluation, part: Evaluation) -> bool:
+def _is_part_of(job: Evaluation, part: Evaluation) -> bool:
     """Whether it judged the job's weights on the same images at the same eps, and found what the job says."""
     return (
         part.finished
@@ -135,7 +121,7 @@ def _is_of(job: Evaluation, part: Evaluation) -> bool:
     )
 
 
-def _with(job: Evaluation, part: Evaluation) -> Evaluation:
+def _joined(job: Evaluation, part: Evaluation) -> Evaluation:
     known = {(margins.of, margins.norm) for margins in job.margins}
     alarms = job.alarms if part.alarms is None else list(dict.fromkeys([*(job.alarms or ()), *part.alarms]))
     return replace(
@@ -161,174 +147,11 @@ def _with(job: Evaluation, part: Evaluation) -> Evaluation:
     )
 
 
-def _told(evaluation: Evaluation, jobs: Jobs) -> Evaluation:
+def _with_what_its_job_says(evaluation: Evaluation, jobs: Jobs) -> Evaluation:
     if evaluation.kind == "reproduction":
         return jobs[evaluation.folder.resolve()]
     job = next((jobs[above] for above in evaluation.folder.resolve().parents if above in jobs), None)
     return evaluation if job is None else replace(evaluation, quick=job.quick, config=evaluation.config or job.config)
-
-
-ALARMS = 10_000
-Epoch = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class RunAlarm:
-    """A sign that training went wrong, by its name, and the epoch that raised it."""
-
-    epoch: int
-    name: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One training run, finished or not; ``label`` is its name on the page."""
-
-    folder: Path
-    name: str
-    config: Mapping[str, Any]
-    epochs: Sequence[Epoch]
-    """The finite numbers of each epoch measured so far."""
-    alarms: Sequence[RunAlarm] = ()
-    cut_off: bool = False
-    unread: bool = False
-    """Whether there are metrics that could not be read: then nobody knows how far it is."""
-    planned: int | None = None
-    """How many epochs it is to have."""
-    seed: int = 0
-    data: str = ""
-    label: str = ""
-
-    @property
-    def done(self) -> int:
-        """The last epoch measured."""
-        return int(self.epochs[-1]["epoch"]) if self.epochs else 0
-
-    @property
-    def lost(self) -> int:
-        """How many epochs before the last one have no line: they were damaged."""
-        return max(0, self.done - len(self.epochs))
-
-    @property
-    def may_stop_early(self) -> bool:
-        """Whether it may end before the planned epochs and be finished all the same."""
-        return "stopping" in self.config
-
-    @property
-    def finished(self) -> bool:
-        """Whether every planned epoch is there; a run that may stop early cannot be told from its files."""
-        return self.planned is not None and self.done >= self.planned
-
-    @property
-    def seconds(self) -> float:
-        """Time spent on training."""
-        return sum(epoch.get("seconds", 0.0) for epoch in self.epochs)
-
-    @property
-    def checkpoints(self) -> list[str]:
-        """Which weights are kept."""
-        return [Path(name).stem for name in (BEST, LAST) if (self.folder / name).is_file()]
-
-    def checksums(self) -> list[str]:
-        """Those that the checkpoints kept carry; read from the disk each time."""
-        found = (read_checksum(self.folder / name) for name in (BEST, LAST))
-        return [checksum for checksum in found if checksum]
-
-    def curve(self, key: str) -> list[tuple[float, float]]:
-        """(epoch, value) wherever the value was measured."""
-        return [(epoch["epoch"], epoch[key]) for epoch in self.epochs if key in epoch]
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run: its metrics, or a configuration of ours."""
-    if (folder / METRICS).is_file():
-        return True
-    return (folder / CONFIG).is_file() and {"epochs", "objective", "optimizer"} <= read_config(folder).keys()
-
-
-def read_run(folder: Path, faults: list[str] | None = None) -> Run:
-    """Read what there is of a run."""
-    there = (folder / METRICS).is_file()
-    run = (attempted(_configured, folder, faults) if (folder / CONFIG).is_file() else None) or Run(
-        folder=folder, name=folder.name, config={}, epochs=()
-    )
-    metrics = attempted(_read_metrics, folder / METRICS, faults) if there else _Metrics([], [])
-    if metrics is None:
-        return replace(run, unread=True)
-    return replace(run, epochs=metrics.epochs, alarms=metrics.alarms, cut_off=metrics.cut_off)
-
-
-def _configured(folder: Path) -> Run:
-    """What is asked for, and nothing done yet."""
-    config = read_config(folder)
-    fields = Fields(folder / CONFIG, config)
-    fields.table("evaluation")
-    return Run(
-        folder=folder,
-        name=fields.text("name", folder.name),
-        config=config,
-        epochs=(),
-        planned=fields.count("epochs"),
-        seed=fields.whole("seed") or 0,
-        data=fields.table("data").text("name"),
-    )
-
-
-@dataclass
-class _Metrics:
-    epochs: list[Epoch]
-    alarms: list[RunAlarm]
-    cut_off: bool = False
-
-
-def _read_metrics(path: Path) -> _Metrics:
-    lines, found = Lines(path), _Metrics([], [])
-    for number, line in enumerate(lines, start=1):
-        if number > ENTRIES:
-            raise InputError(f"{path} has more than {ENTRIES:,} lines; is it a metrics file?")
-        epoch, before = _epoch(path, number, line), found.epochs[-1]["epoch"] if found.epochs else -math.inf
-        if epoch["epoch"] <= before:
-            raise InputError(
-                f"{path}: line {number} is of epoch {epoch['epoch']:g}, after one of epoch {before:g}; train on this "
-                "folder again, which puts the file in order, or put back a copy"
-            )
-        alarms = Fields(path, line, f"line {number}: ").texts("alarms")
-        found.epochs.append(epoch)
-        found.alarms += [RunAlarm(int(epoch["epoch"]), alarm) for alarm in alarms]
-        if len(found.alarms) > ALARMS:
-            raise InputError(f"{path} holds more than {ALARMS:,} alarms; was it damaged?")
-    found.cut_off = lines.cut_off
-    return found
-
-
-def _epoch(path: Path, number: int, line: dict[str, Any]) -> Epoch:
-    """Its numbers; one that no chart could show is left out as a NaN is."""
-    numbers = {
-        sys.intern(key): float(value)
-        for key, value in line.items()
-        if type(value) in (int, float) and abs(value) <= LARGEST and not (_is_share(key) and not 0 <= value <= 100)
-    }
-    if "epoch" not in numbers:
-        raise InputError(f"{path}: line {number} has no epoch; is it a metrics file?")
-    return numbers
-
-
-def _is_share(key: str) -> bool:
-    return key.endswith(("_clean", "_robust", "_accuracy"))
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """``config.toml``, whatever it holds."""
-    path = folder / CONFIG
-    try:
-        content: dict[str, Any] = sound(path, tomllib.loads(read_text(path, MIB)))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from None
-    except InputError:
-        raise
-    except (ValueError, RecursionError):
-        raise InputError(f"{path} is not valid TOML: nested too deeply, or a number too long") from None
-    return content
 
 
 def labelled(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> tuple[list[Run], list[Evaluation]]:
@@ -340,7 +163,7 @@ def labelled(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> tuple[li
     labels = unique(wanted, [_hints_of_evaluation(evaluation) for evaluation in evaluations])
     taken = {*names, *labels}
     labels = [
-        _other(label, e.folder, taken) if run is None and label in names else label
+        _label_of_its_own(label, e.folder, taken) if run is None and label in names else label
         for label, e, run in zip(labels, evaluations, owners, strict=True)
     ]
     return runs, [
@@ -404,18 +227,18 @@ def unique(names: Sequence[str], hints: Sequence[Sequence[str]]) -> list[str]:
     labels = list(names)
     for name, members in groups.items():
         if len(members) > 1:
-            for number, hint in zip(members, _telling([hints[member] for member in members]), strict=True):
+            for number, hint in zip(members, _distinct_hints([hints[member] for member in members]), strict=True):
                 labels[number] = f"{name} · {hint}"
     return labels
 
 
-def _other(name: str, folder: Path, taken: Collection[str]) -> str:
+def _label_of_its_own(name: str, folder: Path, taken: Collection[str]) -> str:
     """The name with as much of the folder as nobody else has; it is not the run of that name that was judged."""
     hints = chain(_tails(folder), map(str, count(2)))
     return next(label for hint in hints if (label := f"{name} · {hint}") not in taken)
 
 
-def _telling(hints: list[Sequence[str]]) -> list[str]:
+def _distinct_hints(hints: list[Sequence[str]]) -> list[str]:
     for column in zip(*hints, strict=False):
         if len(set(column)) == len(column):
             return list(column)
@@ -497,7 +320,7 @@ def read_sweep(folder: Path) -> Sweep | None:
     )
 
 
-def _said(point: Mapping[str, str]) -> str:
+def _point_in_words(point: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in point.items())
 
 
@@ -513,7 +336,9 @@ def _point(row: Fields, grid: Mapping[str, Collection[str]]) -> ScoredPoint | No
     score = row.table("results").number("score")
     point = row.table("point").words()
     if point.keys() != grid.keys() or any(point[key] not in grid[key] for key in grid):
-        raise InputError(f"{row.path}: {row.prefix}point is not a point of the grid: {shortened(_said(point))}")
+        raise InputError(
+            f"{row.path}: {row.prefix}point is not a point of the grid: {shortened(_point_in_words(point))}"
+        )
     return None if score is None else ScoredPoint(point, score)
 
 
@@ -561,7 +386,7 @@ def search(folders: Sequence[Path]) -> Findings:
     if _count(found) == 0 and found.faults:
         more = f" (and {len(found.faults) - 1:,} more)" if len(found.faults) > 1 else ""
         raise InputError(f"nothing can be shown: {found.faults[0]}{more}")
-    found.runs, found.evaluations = labelled(found.runs, told_by_jobs(found.evaluations))
+    found.runs, found.evaluations = labelled(found.runs, joined_to_jobs(found.evaluations))
     return found
 
 

@@ -24,8 +24,9 @@ from widemargin.errors import InputError
 from widemargin.evaluation.folder import Bytes, Evaluation, Gallery, Radius
 from widemargin.report.charts import stacked
 from widemargin.report.compare import Cell, References, attack_title, changes, lead_to, norm_title
-from widemargin.report.findings import Findings, Run, Sweep
+from widemargin.report.findings import Findings, Sweep
 from widemargin.report.results import Measure, Results, Row
+from widemargin.report.runs import Run
 from widemargin.report.sections import (
     Figure,
     Section,

@@ -29,7 +29,8 @@ from widemargin.report.compare import (
     trained_less,
     why_not_compared,
 )
-from widemargin.report.findings import Findings, Run, owners_of, unique
+from widemargin.report.findings import Findings, owners_of, unique
+from widemargin.report.runs import Run
 from widemargin.report.tables import Entry, Head, Table
 
 _ORDER = ("clean", "fgsm", "pgd", "", "autoattack", ROBUST, MARGIN, MARGIN_TRAIN)

@@ -15,7 +15,8 @@ from markupsafe import Markup
 from widemargin.evaluation.folder import Evaluation, Margins
 from widemargin.report.charts import MOST_POINTS, Sample, histogram, line_chart, scatter
 from widemargin.report.compare import attack_title, margin_places, norm_title
-from widemargin.report.findings import Epoch, Findings, Run, Sweep
+from widemargin.report.findings import Findings, Sweep
+from widemargin.report.runs import Epoch, Run
 from widemargin.report.svg import Series, Text, Tick, minus
 from widemargin.report.tables import Entry, Head, Table
 
