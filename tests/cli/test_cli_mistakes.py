@@ -305,6 +305,22 @@ SURROUNDINGS = {
         {"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
         "RANK must be below WORLD_SIZE, which is 2, got 2",
     ),
+    "a sweep by torchrun": (
+        ("sweep", "demo/plain", "--grid", "seed=0,1", "--out", "o"),
+        {"WORLD_SIZE": "2"},
+        "sweep is for one process, and torchrun started 2 (WORLD_SIZE): start it without torchrun; to share it, start "
+        "the same command several times",
+    ),
+    "tables by torchrun": (
+        ("reproduce", "table1", "--out", "o"),
+        {"WORLD_SIZE": "2"},
+        "reproduce is for one process, and torchrun started 2 (WORLD_SIZE): start it without torchrun; --workers does",
+    ),
+    "a demo by torchrun": (
+        ("demo", "--out", "o"),
+        {"WORLD_SIZE": "8"},
+        "demo is for one process, and torchrun started 8 (WORLD_SIZE): start it without torchrun; it takes about two",
+    ),
     "a port that is none": (
         ("train", "RECIPE", "--out", "run"),
         {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"},

@@ -1,4 +1,4 @@
-"""Commands are loaded when they are called: what needs no torch does not wait for it."""
+"""Every verb explains itself, and is loaded when it is called: what needs no torch does not wait for it."""
 
 import inspect
 import subprocess
@@ -75,3 +75,53 @@ def test_what_the_list_says_is_what_the_command_says(line, name):
     own = str(found.info.help) if isinstance(found, typer.Typer) else inspect.getdoc(found)
     assert verb.help == " ".join(own.split("\n\n")[0].split())
     assert verb.load().help.startswith(verb.help.split(",")[0])
+
+
+HELP = {
+    "demo": ("--out", "--seed", "plain and with EMR"),
+    "train": ("RECIPE", "--out", "--set", "--max-time", "--data-dir", "--device", "--checkpoint-every", "--no-sync-bn"),
+    "evaluate": ("TARGET", "autoattack", "--attacks", "--eps", "--step-size", "--norm", "--limit", "--json", "8/255"),
+    "margins": ("RUN_OR_CHECKPOINT", "--split", "--at", "--norm", "--picture", "--json", "histogram"),
+    "recipes": ("show", "List"),
+    "recipes show": ("Print a recipe as TOML",),
+    "reproduce": ("table1", "--workers", "--max-time", "--judge-with", "autoattack-8-255", "--judge-rows", "best"),
+    "sweep": ("--grid", "--storage", "--heartbeat"),
+    "report": ("DIR", "--out", "--title"),
+    "python -m paper collect": ("DIR", "--into", "weights"),
+    "python -m benchmarks step": ("--model", "--objective", "--emr", "--engine", "--rounds", "--no-naive", "--json"),
+}
+
+
+@pytest.mark.parametrize("verb", HELP)
+def test_every_verb_has_a_real_help(command, verb):
+    line = next((line for line in (PAPER, BENCHMARKS) if verb.startswith(line.name)), WIDEMARGIN)
+    answer = command(line, *verb.removeprefix(line.name).split(), "--help")
+    assert answer.code == 0
+    assert answer.err == ""
+    assert [word for word in HELP[verb] if word not in answer.text] == []
+
+
+@pytest.mark.parametrize("line", [WIDEMARGIN, PAPER, BENCHMARKS], ids=lambda line: line.name)
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_a_command_alone_lists_its_verbs(command, line, arguments):
+    answer = command(line, *arguments)
+    assert answer.code == 0
+    assert all(verb in answer.out for verb in line.verbs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--help",), 0, "evaluate"),
+        (("recipes", "show", "mnist-mlp/st-emr"), 0, 'kind = "exact"'),
+        (("train", "mnist-mlp/st-emr", "--set", "optimizer.lr=-1", "--out", "never"), 2, "optimizer.lr"),
+    ],
+)
+def test_as_a_module_in_a_process_of_its_own(arguments, code, says, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "widemargin", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert says in (done.stdout if code == 0 else done.stderr)
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

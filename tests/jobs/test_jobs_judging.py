@@ -173,21 +173,6 @@ def test_a_recipe_without_a_plan_is_refused():
         judgment_of(config, "eps")
 
 
-@pytest.mark.parametrize(
-    ("table", "arguments", "message"),
-    [
-        ("table1", ["autoattack-8-255"], "is for rows on cifar10 at linf 0.031, but mnist-mlp/st-wd0.1 is on mnist at"),
-        ("approximation", ["autoattack-8-255"], "but mnist-mlp/st-emr is on mnist at linf 0.1; choose others with"),
-        ("baselines", ["autoattack-8-255", "--judge-rows", "mnist-mlp/st-wd0"], "but mnist-mlp/st-wd0 is on mnist"),
-    ],
-)
-def test_8_255_is_refused_for_other_rows_before_anything_is_trained(table, arguments, message, tmp_path, capsys):
-    command = ["reproduce", table, "--quick", "--out", str(tmp_path / "out"), "--judge-with", *arguments]
-    assert run(command) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "out").exists()
-
-
 def test_each_data_set_is_read_once_and_only_what_is_needed(tmp_path, monkeypatch, capsys):
     read = []
 

@@ -1,13 +1,20 @@
+"""Tables of the paper, made quick: trained, judged, compared, gone on with; and how a recipe is made small."""
+
 import json
 import re
+from dataclasses import fields, is_dataclass
 
 import pytest
 
+from widemargin.attacks import PGD
 from widemargin.cli import reproduce as reproduce_module
 from widemargin.cli.main import run
 from widemargin.config.toml import to_toml
+from widemargin.jobs.job import smoke
+from widemargin.objectives import Mail
 from widemargin.recipes import all_recipes, find_recipe
 from widemargin.recipes.tables import all_tables
+from widemargin.schedules import Constant, OneCycle
 from widemargin.training import graphed_step as steps_module
 
 ROWS = {"table1": 16, "table2": 14, "table3": 14, "table4": 4, "approximation": 8, "resnet18": 6}
@@ -61,8 +68,6 @@ def test_several_tables_share_what_they_have_in_common(tmp_path, capsys):
     assert rows == [2, 2]
     assert run([*command, "--rows", "st-emr,nonsense"]) == 2
     assert "--rows: 'nonsense' is not in this table; its rows are mnist-mlp/st-wd0.1," in capsys.readouterr().err
-    assert run(["reproduce", "table1,nonsense", "--quick", "--out", str(tmp_path)]) == 2
-    assert "unknown table 'nonsense'" in capsys.readouterr().err
 
 
 def test_rows_of_two_networks_have_the_network_before_their_name(tmp_path, capsys):
@@ -151,15 +156,68 @@ class TestGoingOn:
         assert "time is out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["table9"], "unknown table 'table9'; known are table1"),
-        (["table1", "--rows", "nope"], "'nope' is not in this table; its rows are mnist-mlp/st-wd0.1"),
-        (["table1", "--seeds", "0,x"], "--seeds: '0,x'"),
-        (["table1", "--seeds", "1,1"], "--seeds: '1,1'"),
-    ],
-)
-def test_mistakes(arguments, message, tmp_path, capsys):
-    assert run(["reproduce", *arguments, "--quick", "--out", str(tmp_path)]) == 2
-    assert message in capsys.readouterr().err
+MISTAKES = {
+    "table9": "unknown table 'table9'; known are table1",
+    "table1,nonsense": "unknown table 'nonsense'",
+    "table1 --rows nope": "'nope' is not in this table; its rows are mnist-mlp/st-wd0.1",
+    "table1 --seeds 0,x": "--seeds: '0,x'",
+    "table1 --seeds 1,1": "--seeds: '1,1'",
+    "table1 --workers 0": "--workers must be at least 1, got 0",
+    "table1 --judge-with guessing": "--judge-with: 'guessing' is unknown; known are autoattack, distance",
+    "table1 --judge-rows best": "--judge-rows has no effect without --judge-with",
+    "table1 --judge-with autoattack --judge-rows nope": "--judge-rows: 'nope' is not in this table",
+    "resnet18 --judge-with autoattack": "resnet18 reports it for every row",
+    "table1 --judge-with autoattack-8-255": "is for rows on cifar10 at linf 0.031, but mnist-mlp/st-wd0.1 is on mnist",
+    "approximation --judge-with autoattack-8-255": "but mnist-mlp/st-emr is on mnist at linf 0.1; choose others with",
+    "baselines --judge-with autoattack-8-255 --judge-rows mnist-mlp/st-wd0": "but mnist-mlp/st-wd0 is on mnist",
+}
+
+
+@pytest.mark.parametrize("given", MISTAKES)
+def test_mistakes_are_refused_before_anything_is_trained(given, refused, tmp_path):
+    assert MISTAKES[given] in refused("reproduce", *given.split(), "--quick", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+PUBLISHED = [name for name in all_recipes() if not name.startswith("demo/")]
+
+
+def parts(value):
+    yield value
+    if is_dataclass(value):
+        for field in fields(value):
+            yield from parts(getattr(value, field.name))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_recipe_is_made_small_and_keeps_its_methods(name):
+    full = all_recipes()[name].config
+    small = smoke(full)
+    assert (small.epochs, small.data.train_limit, small.data.test_limit) == (2, 64, 40)
+    assert small.data.name == f"{full.data.name}-embedded"
+    assert all(part.steps <= 2 for part in parts(small) if isinstance(part, PGD))
+    for part in ("objective", "head", "emr", "igr", "teacher", "averaging", "model"):
+        assert type(getattr(small, part)) is type(getattr(full, part))
+    assert bool(small.data.held_out) == bool(full.data.held_out)
+    if small.emr is not None:
+        assert (small.emr.kind, small.emr.weight, small.emr.temperature) == (
+            full.emr.kind,
+            full.emr.weight,
+            full.emr.temperature,
+        )
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_schedules_drop_as_often_as_in_full(name):
+    full = all_recipes()[name].config
+    for long, short in ((full.optimizer, smoke(full).optimizer), (full.emr, smoke(full).emr)):
+        if long is None or isinstance(long.schedule, Constant | OneCycle):
+            continue
+        last_long, last_short = full.epochs - 1e-6, 2 - 1e-6
+        assert short.schedule(last_short) == pytest.approx(long.schedule(last_long))
+
+
+def test_mail_passes_through_both_phases():
+    small = smoke(all_recipes()["cifar-wrn/trades-mail-emr"].config)
+    assert isinstance(small.objective, Mail)
+    assert 0 < small.objective.burn_in < small.epochs

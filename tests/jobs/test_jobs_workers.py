@@ -268,25 +268,6 @@ def children_in(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--workers", "0"], "--workers must be at least 1, got 0"),
-        (["--judge-with", "guessing"], "--judge-with: 'guessing' is unknown; known are autoattack, distance"),
-        (["--judge-rows", "best"], "--judge-rows has no effect without --judge-with"),
-        (["--judge-with", "autoattack", "--judge-rows", "nope"], "--judge-rows: 'nope' is not in this table"),
-    ],
-)
-def test_mistakes(arguments, message, tmp_path, capsys):
-    assert run(["reproduce", "table1", "--quick", "--out", str(tmp_path), *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_judgment_that_the_table_has_anyway_is_refused(tmp_path, capsys):
-    assert run(["reproduce", "resnet18", "--quick", "--out", str(tmp_path), "--judge-with", "autoattack"]) == 2
-    assert "resnet18 reports it for every row" in capsys.readouterr().err
-
-
 def waiting_worker(task, monkeypatch, program, **options):
     """A process that has said "ready"; what it says later is in the list."""
     said, ready = [], threading.Event()
