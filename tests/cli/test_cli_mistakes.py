@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from widemargin.config.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from widemargin.training import graphed_step as steps_module
+from widemargin.training import step as steps_module
 from widemargin.training.step import train_step
 
 

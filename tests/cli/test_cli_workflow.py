@@ -28,7 +28,7 @@ from widemargin.evaluation import load_target, measure_margins, percent, verdict
 from widemargin.models import MODELS, MLPConfig
 from widemargin.recipes import Recipe
 from widemargin.report.pictures import demo_figure
-from widemargin.training import graphed_step as steps_module
+from widemargin.training import step as steps_module
 from widemargin.training.run_folder import read_metrics
 from widemargin.training.setup import load_splits
 from widemargin.training.step import train_step

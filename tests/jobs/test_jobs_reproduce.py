@@ -15,7 +15,7 @@ from widemargin.objectives import Mail
 from widemargin.recipes import all_recipes, find_recipe
 from widemargin.recipes.tables import all_tables
 from widemargin.schedules import Constant, OneCycle
-from widemargin.training import graphed_step as steps_module
+from widemargin.training import step as steps_module
 
 ROWS = {"table1": 16, "table2": 14, "table3": 14, "table4": 4, "approximation": 8, "resnet18": 6}
 OURS = {"resnet18-emr": 5, "wrn-more": 3, "baselines": 4}

@@ -139,7 +139,7 @@ def test_a_row_of_a_paper_table_has_published_numbers(monkeypatch):
     bare = dataclasses.replace(RECIPES["mnist-mlp/st-emr"], published=None)
     monkeypatch.setattr(tables, "all_recipes", lambda: RECIPES | {bare.name: bare})
     with pytest.raises(LookupError, match="mnist-mlp/st-emr has no published numbers"):
-        tables._own("mnist-mlp", ("st-wd0.1", "st-emr"))
+        tables._published("mnist-mlp", ("st-wd0.1", "st-emr"))
 
 
 def test_a_row_has_the_numbers_that_its_recipe_has_in_the_same_table():

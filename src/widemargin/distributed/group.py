@@ -142,7 +142,7 @@ class Processes:
         made: list[Piece] = []
         for rest in (False, True) if self.count > 1 else (True,):
             with self.sync_errors():
-                if not made and (rest or is_first_on_machine()):
+                if not made and (is_first_on_machine() or rest):
                     made.append(work())
         return made[0]
 
