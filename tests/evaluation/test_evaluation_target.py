@@ -1,6 +1,7 @@
 """What an evaluation may be pointed at is loaded as what it is, and nothing in a file is ever run."""
 
 import argparse
+import json
 import pickle
 import re
 import shutil
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -20,7 +22,6 @@ from widemargin.evaluation.target import load_model
 from widemargin.heads import Hypersphere, LinearHead
 from widemargin.models import CNNConfig, MLPConfig, PreActResNet18Config, ResNet18Config, WideResNetConfig
 from widemargin.models.classifier import Normalization
-from widemargin.report.findings import read_checksum
 
 
 def holds(target, path):
@@ -326,7 +327,8 @@ def test_a_run_of_ours_says_what_it_is(run_folder, name, which):
     assert found.plan.attacks == ("clean", "pgd3")
     assert not found.model.training
     assert found.subject.config["name"] == "tiny"
-    assert found.subject.checkpoint == read_checksum(run_folder / f"{which}.safetensors") != ""
+    with safe_open(run_folder / f"{which}.safetensors", framework="pt") as stream:
+        assert found.subject.checkpoint == json.loads(stream.metadata()["widemargin"])["checksum"]
 
 
 def test_a_run_of_ours_knows_its_head(run_folder):
