@@ -2,9 +2,11 @@
 
 import ast
 import graphlib
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -138,6 +140,14 @@ def test_names_and_doors(name):
     assert SOURCES[name].stem not in {"utils", "helpers", "misc", "base", "common"}
     tree = ast.parse(SOURCES[name].read_text(encoding="utf-8"))
     assert ast.get_docstring(tree), f"{name} does not say what it is"
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_no_function_of_a_package_hides_a_module(name):
+    """``from widemargin.report import page`` is the module, whatever the package has among its names."""
+    importlib.import_module(name)
+    package, _, module = name.rpartition(".")
+    assert isinstance(getattr(sys.modules[package], module), ModuleType)
 
 
 def test_one_module_prints():

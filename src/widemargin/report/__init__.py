@@ -15,7 +15,7 @@ from widemargin.errors import InputError
 from widemargin.report.compare import Reference
 from widemargin.report.findings import Findings, search
 from widemargin.report.page import Page, build_page, html
-from widemargin.report.results import numbers_table, results
+from widemargin.report.results import numbers_table, result_tables
 from widemargin.report.tables import plain_text
 
 
@@ -45,7 +45,7 @@ def write_report(
         raise InputError("report: give at least one folder")
     places = [Path(folder) for folder in folders]
     found, known = search(places), references or {}
-    tables = results(found, known)
+    tables = result_tables(found, known)
     content = build_page(found, tables, known, folders=places, out=target, title=title)
     texts = {
         ".html": html(content, date=datetime.date.today().isoformat(), version=version),

@@ -118,7 +118,7 @@ class Results:
         return any(cell.paper is not None for row in self.rows for cell in row.cells.values())
 
 
-def results(found: Findings, references: References) -> list[Results]:
+def result_tables(found: Findings, references: References) -> list[Results]:
     """For each data set: rows of evaluations, means over seeds, then runs that nobody has evaluated."""
     owners = owners_of(found.evaluations, found.runs)
     pairs = list(zip(found.evaluations, owners, strict=True))
