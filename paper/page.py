@@ -103,7 +103,7 @@ def figures_text(pictures: Sequence[Shown]) -> str:
 HEAD = f"""# Results
 
 Our numbers beside the paper's. This page and its figures are made from the files in this folder alone by
-`widemargin results --into` it; do not edit it. How the numbers are made: `docs/results.md`.
+`python -m paper page --into` it; do not edit it. How the numbers are made: `docs/results.md`.
 
 In a cell: ours / the paper's (ours minus the paper's). Ours is the mean over the seeds, ± their standard deviation
 where there are two or more; "{NONE}" is what was not run. Accuracy in percent; margins in L2, pixels in [0, 1], means
