@@ -139,7 +139,7 @@ def test_files_classes_and_functions_have_no_private_word_for_a_name(name):
 def test_names_and_doors(name):
     assert SOURCES[name].stem not in {"utils", "helpers", "misc", "base", "common"}
     tree = ast.parse(SOURCES[name].read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree), f"{name} does not say what it is"
+    assert "TODO" not in (ast.get_docstring(tree) or "TODO"), f"{name} does not say what it is"
 
 
 @pytest.mark.parametrize("name", INSIDE)
