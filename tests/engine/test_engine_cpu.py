@@ -22,6 +22,7 @@ from widemargin.regularizers import InputGradient
 from widemargin.types import Nets, Outcome
 
 FAST = Plan(engine="fast")
+FACTORS = Plan(engine="fast", precision="bfloat16 factors")
 CPU = torch.device("cpu")
 
 
@@ -281,13 +282,23 @@ def test_a_model_that_cannot_be_swept_is_differentiated_twice_and_says_so_once()
     assert difference(ours, theirs) < 1e-5
 
 
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_bfloat16_factors_learn_what_float32_learns(model: str) -> None:
+    config = run_of(model, "at", "approximate")
+    eager, quick = (trained(config, plan, model, count=5) for plan in (Plan(), FACTORS))
+    start = weights(trained(config, Plan(), model, count=0))
+    assert difference(weights(quick) - start, weights(eager) - start) < 0.1
+    assert FACTORS.describe() == "fast, bfloat16 factors"
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
+
+
 # Plans
 
 
 def test_plans_on_the_cpu() -> None:
     model = state_of(run_of()).nets.model
     assert make_plan("auto", model, (1, 28, 28), CPU) == make_plan("eager", model, (1, 28, 28), CPU) == Plan()
-    assert make_plan("fast", model, (1, 28, 28), CPU) == FAST
+    assert make_plan("fast", model, (1, 28, 28), CPU) in (FAST, FACTORS)
     assert Plan().describe() == "eager, float32"
     with pytest.raises(InputError, match="--engine must be one of 'auto', 'eager', 'fast', got 'turbo'"):
         make_plan("turbo", model, (1, 28, 28), CPU)

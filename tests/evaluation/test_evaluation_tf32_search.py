@@ -17,7 +17,7 @@ from torch._inductor.exc import InductorError
 import widemargin
 from widemargin.attacks import PGD
 from widemargin.attacks.threat import Threat, make_threat
-from widemargin.core.precision import TF32, allowing_tf32, full_float32
+from widemargin.core.precision import allowing_tf32, full_float32
 from widemargin.data import ImageSet
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.evaluation import accuracy, autoattack, evaluator
@@ -38,6 +38,7 @@ from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, build_model
 
 pytestmark = pytest.mark.usefixtures("tf32_here")
 
+TF32 = (True, True)
 NOISE = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
 

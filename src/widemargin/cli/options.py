@@ -30,7 +30,11 @@ DataDir = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 EngineOption = Annotated[
-    str, typer.Option("--engine", help="auto (fast on a GPU), eager (the float32 reference) or fast.")
+    str,
+    typer.Option(
+        "--engine",
+        help="auto (fast on a GPU), eager (the float32 reference) or fast (a CPU then multiplies in bfloat16).",
+    ),
 ]
 OnNonfinite = Annotated[
     str, typer.Option(help="At a NaN or an infinity: stop, and keep that step; or skip it and go on.")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from widemargin.cli.options import DataDir, Device, seconds
+from widemargin.cli.options import DataDir, Device, EngineOption, seconds
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.distributed.group import check_single_process
@@ -89,6 +89,7 @@ def reproduce(
     judge_rows: JudgeRows = None,
     data_dir: DataDir = None,
     device: Device = "auto",
+    engine: EngineOption = "auto",
 ) -> None:
     """Train and judge the rows of tables, skipping what is done, and set our numbers beside the published ones.
 
@@ -104,7 +105,7 @@ def reproduce(
     console = console_for(stderr=True)
     if quick:
         say(console, f"quick: {SUMMARY}; the numbers mean nothing")
-    resources = Resources(data_dir=data_dir, device=device, workers=workers)
+    resources = Resources(data_dir=data_dir, device=device, engine=engine, workers=workers)
 
     def work(tasks: Sequence[Task]) -> list[Failure]:
         """In this process, or in several; returns what failed."""

@@ -1,11 +1,11 @@
 """What numbers are computed in, as context managers: TF32 or float32, autocast, default type, deterministic algorithms.
 
-Published numbers are full float32; training may be quicker with TF32, on purpose. Torch's switches for it belong to the
-whole process: the block that was entered last decides, and the last one to be left puts back what the user had,
-whichever threads they are in. Torch has two ways to ask: ``allow_tf32`` with ``set_float32_matmul_precision``, and
-``fp32_precision``. The first is used unless the user has said something in the second: it cannot be read then, or what
-it sets is overruled. What an operator inherited there is its own after. Both know of CPUs that multiply in less than
-float32 (mkldnn).
+Published numbers are judged in full float32; training may be quicker with TF32, or on a CPU with factors rounded to
+bfloat16, on purpose. Torch's switches for it belong to the whole process: the block that was entered last decides, and
+the last one to be left puts back what the user had, whichever threads they are in. Torch has two ways to ask:
+``allow_tf32`` with ``set_float32_matmul_precision``, and ``fp32_precision``. The first is used unless the user has said
+something in the second: it cannot be read then, or what it sets is overruled. What an operator inherited there is its
+own after. Both know of CPUs that multiply in less than float32 (mkldnn).
 
 Deterministic algorithms are for runs whose bits repeat on a GPU; a CPU with a fixed number of threads repeats its bits
 without them.
@@ -22,26 +22,38 @@ import torch
 Switches = tuple[bool | str, ...]
 """The first way: ``allow_tf32`` of convolutions, the precision of matrix products, and on CPUs of both. The second:
 ``fp32_precision`` of convolutions, matrix products, recurrent layers, and products and convolutions on CPUs."""
-FULL, TF32 = (False, False), (True, True)
-"""Whether convolutions, and whether matrix products, may use TF32."""
-_WAYS: dict[tuple[bool, bool], tuple[Switches, Switches]] = {
-    FULL: ((False, "highest", "ieee", "ieee"), ("ieee",) * 5),
-    TF32: ((True, "high", "tf32", "ieee"), ("tf32", "tf32", "tf32", "ieee", "ieee")),
-}
+FULL: tuple[Switches, Switches] = (False, "highest", "ieee", "ieee"), ("ieee",) * 5
+TF32: tuple[Switches, Switches] = (True, "high", "tf32", "ieee"), ("tf32", "tf32", "tf32", "ieee", "ieee")
+BFLOAT16_FACTORS: tuple[Switches, Switches] = (
+    (False, "highest", "bf16", "bf16"),
+    ("ieee", "ieee", "ieee", "bf16", "bf16"),
+)
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
     """Convolutions and matrix products without TF32 inside, the user's settings restored after."""
-    with _switched(_WAYS[FULL]):
+    with _switched(FULL):
         yield
 
 
 @contextmanager
 def allowing_tf32() -> Iterator[None]:
     """Both with TF32 inside."""
-    with _switched(_WAYS[TF32]):
+    with _switched(TF32):
         yield
+
+
+@contextmanager
+def bfloat16_factors() -> Iterator[None]:
+    """Both, on a CPU, with factors rounded to bfloat16 and sums in float32; a GPU's are full float32."""
+    with _switched(BFLOAT16_FACTORS):
+        yield
+
+
+def has_bfloat16_factors() -> bool:
+    """Whether this CPU multiplies bfloat16 faster than float32."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import nn
 
 from widemargin.core.checks import choice
 from widemargin.core.modes import evaluating
-from widemargin.core.precision import allowing_tf32
+from widemargin.core.precision import allowing_tf32, bfloat16_factors, has_bfloat16_factors
 
 Engine = Literal["auto", "eager", "fast"]
 ENGINES: tuple[Engine, ...] = ("auto", "eager", "fast")
@@ -25,7 +25,8 @@ class Plan:
     """What a run computes with. The default is the reference: eager float32."""
 
     engine: Literal["eager", "fast"] = "eager"
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16", "bfloat16 factors"] = "float32"
+    """``bfloat16 factors`` is what a CPU has in place of TF32: float32 tensors, products of rounded factors."""
     channels_last: bool = False
     compiler: str | None = None
     """A backend of torch.compile, or None."""
@@ -55,12 +56,15 @@ class Plan:
 
 
 def make_plan(engine: str, model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> Plan:
-    """The plan for ``auto``, ``eager`` or ``fast``: fast where there is a GPU, eager elsewhere under ``auto``."""
+    """The plan for ``auto``, ``eager`` or ``fast``: fast where there is a GPU, eager elsewhere under ``auto``.
+
+    Asked to be fast, a CPU that multiplies bfloat16 quickly rounds the factors of products to it.
+    """
     choice("", "--engine", engine, ENGINES)
     if engine == "eager" or (engine == "auto" and device.type != "cuda"):
         return Plan()
     if device.type != "cuda":
-        return Plan(engine="fast")
+        return Plan(engine="fast", precision="bfloat16 factors" if has_bfloat16_factors() else "float32")
     heavy = forward_flops(model, image_shape, device) >= HEAVY
     modern = torch.cuda.get_device_capability(device)[0] >= 8
     quicker: Literal["tf32", "bfloat16"] = "bfloat16" if heavy else "tf32"
@@ -87,10 +91,11 @@ def forward_flops(model: nn.Module, image_shape: tuple[int, ...], device: torch.
 def choosing_kernels(plan: Plan, device: torch.device) -> Iterator[None]:
     """Inside, kernels are chosen as the plan says, the user's settings restored after.
 
-    A replayed graph has made its choice, and a CPU has none.
+    A replayed graph has made its choice.
     """
     if device.type != "cuda":
-        yield
+        with bfloat16_factors() if plan.precision == "bfloat16 factors" else nullcontext():
+            yield
         return
     with allowing_tf32() if plan.tf32 else nullcontext(), searching_kernels(plan.tuned):
         yield

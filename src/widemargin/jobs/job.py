@@ -207,6 +207,7 @@ class Resources:
 
     data_dir: str | None
     device: str
+    engine: str = "auto"
     workers: int = 1
 
 

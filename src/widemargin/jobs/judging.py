@@ -137,6 +137,7 @@ def perform(task: Task, resources: Resources, *, max_seconds: float, console: Co
         config,
         out=job.trained_in,
         device=resources.device,
+        engine=resources.engine,
         splits=splits,
         max_seconds=max_seconds,
         console=console,

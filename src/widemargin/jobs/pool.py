@@ -260,7 +260,7 @@ def main(text: str) -> int:
     warnings.simplefilter("always", WidemarginWarning)
     warnings.showwarning = lambda message, *_: sys.stderr.write(f"warning: {one_line(str(message))}\n")  # type: ignore[assignment]
     found = json.loads(text)
-    resources = Resources(data_dir=found["data_dir"], device=found["device"], workers=found["workers"])
+    resources = Resources(**{field.name: found[field.name] for field in fields(Resources)})
     try:
         perform(_described(found), resources, max_seconds=math.inf, console=console_for(stderr=True))
     except InputError as error:
