@@ -23,7 +23,8 @@ from widemargin.config.checkpoint import CONFIG, METRICS
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import Fields, read_json, read_lines, read_text
 from widemargin.errors import InputError
-from widemargin.evaluation.folder import DIGESTS, EXAMPLES, REPORT, Examples, read_examples
+from widemargin.evaluation.examples import EXAMPLES, Examples, read_examples
+from widemargin.evaluation.folder import DIGESTS, REPORT
 from widemargin.jobs.job import RESULT, RUN
 from widemargin.margins import WIDTHS, count_margins
 from widemargin.report.compare import changes

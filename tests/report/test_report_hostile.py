@@ -25,7 +25,7 @@ from report_folders import (
 )
 from widemargin import InputError
 from widemargin.core.records import Lines, sealed, visible
-from widemargin.evaluation.folder import CLASSES, INFLATED, MOST, read_gallery
+from widemargin.evaluation.gallery import CLASSES, INFLATED, MOST, read_gallery
 from widemargin.report import page as pages
 from widemargin.report.findings import search
 

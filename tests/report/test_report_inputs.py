@@ -19,7 +19,9 @@ from report_folders import (
     write_sweep,
 )
 from widemargin import InputError
-from widemargin.evaluation.folder import Evaluation, Examples, Radius, read_gallery
+from widemargin.evaluation.examples import Examples
+from widemargin.evaluation.folder import Evaluation, Radius
+from widemargin.evaluation.gallery import read_gallery
 from widemargin.report.findings import owners_of, search, unique
 from widemargin.report.page import breakdowns
 

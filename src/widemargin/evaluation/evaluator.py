@@ -27,7 +27,8 @@ from widemargin.distributed.group import Processes, evaluation_processes
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import alarms_of_model, alarms_of_numbers, alarms_of_undecided
 from widemargin.evaluation.autoattack import LEAST_HEIGHT_IN_L2, undisturbed
-from widemargin.evaluation.folder import GALLERY, IN_MEMORY, ModelInfo
+from widemargin.evaluation.folder import IN_MEMORY, ModelInfo
+from widemargin.evaluation.gallery import GALLERY
 from widemargin.evaluation.judge import Float32Classifier, Judge
 from widemargin.evaluation.report import (
     UNKNOWN,

@@ -19,15 +19,12 @@ from widemargin.evaluation.autoattack import FEWEST_FOR_APGD_T, PARTS, parts_for
 from widemargin.evaluation.distance import rank_correlation
 from widemargin.evaluation.folder import (
     FORMAT,
-    GALLERY,
-    Bytes,
     Distance,
-    Gallery,
-    Integers,
     ModelInfo,
     Radius,
     write_folder,
 )
+from widemargin.evaluation.gallery import GALLERY, Bytes, Gallery, Integers
 from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings, eps_text
 from widemargin.evaluation.shards import Shard, Store
 from widemargin.margins import summarize

@@ -33,7 +33,8 @@ from widemargin.core.records import (
 )
 from widemargin.data.image_set import ImageSet, as_images, is_square
 from widemargin.errors import InputError
-from widemargin.evaluation.folder import SETTINGS, SHARDS, parsed_shard, shard_lines
+from widemargin.evaluation.examples import parsed_shard, shard_lines
+from widemargin.evaluation.folder import SETTINGS, SHARDS
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,10 @@ from widemargin.evaluation.folder import (
     Evaluation,
     Radius,
     accuracies,
-    is_unfinished_evaluation,
     margins,
     read_evaluation,
-    read_unfinished,
 )
+from widemargin.evaluation.unfinished import is_unfinished_evaluation, read_unfinished
 from widemargin.jobs.job import RESULT
 from widemargin.jobs.sweep import POINTS, SWEEP
 from widemargin.report.runs import Run, is_run, read_config, read_run

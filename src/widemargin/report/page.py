@@ -21,7 +21,8 @@ from PIL import Image
 from widemargin.config.checkpoint import CONFIG
 from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
-from widemargin.evaluation.folder import Bytes, Evaluation, Gallery, Radius
+from widemargin.evaluation.folder import Evaluation, Radius
+from widemargin.evaluation.gallery import Bytes, Gallery
 from widemargin.report.charts import stacked
 from widemargin.report.compare import Cell, References, attack_title, changes, lead_to, norm_title
 from widemargin.report.findings import Findings, Sweep
