@@ -26,8 +26,7 @@ from oracles import (
 )
 from widemargin import ApproximateEMR, ExactEMR, InputError, StochasticEMR, effective_margin
 from widemargin.gradients.jacobian import logit_jacobian, logit_jacobian_slowly
-from widemargin.gradients.sweeps import tape
-from widemargin.gradients.sweeps.tape import Tape, adjoint_sweep
+from widemargin.gradients.sweeps.tape import EagerSweeps, Tape
 from widemargin.regularizers import InputGradient
 from widemargin.regularizers.emr import orthonormal_directions
 
@@ -61,11 +60,13 @@ def cotangent_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Records (M, B, K) of every sweep from the logits to the images."""
     shapes: list[tuple[int, ...]] = []
 
-    def recording(tape: Tape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
-        shapes.append(tuple(cotangents.shape))
-        return adjoint_sweep(tape, cotangents)
+    adjoints = EagerSweeps.adjoints
 
-    monkeypatch.setattr(tape, "adjoint_sweep", recording)
+    def recording(sweeps: EagerSweeps, tape: Tape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
+        shapes.append(tuple(cotangents.shape))
+        return adjoints(sweeps, tape, cotangents)
+
+    monkeypatch.setattr(EagerSweeps, "adjoints", recording)
     return shapes
 
 

@@ -14,15 +14,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from widemargin.gradients.sweeps.layers import BatchNorm, Gradients, Slopes, Sum
-from widemargin.gradients.sweeps.tape import (
-    EagerSweeps,
-    Entry,
-    Tape,
-    Values,
-    adjoint_sweep,
-    reverse_sweep,
-    tangent_sweep,
-)
+from widemargin.gradients.sweeps.tape import EagerSweeps, Entry, Tape, Values, add_to
 
 Function = Callable[..., Any]
 CHEAP = (Slopes, BatchNorm, Sum)
@@ -49,7 +41,7 @@ class CompiledSweeps:
     """The stages of a network, traced and compiled on first use for each shape."""
 
     def __init__(self, network: nn.Module, trained: frozenset[str], compiler: str) -> None:
-        self._network, self._trained, self._compiler = network, trained, compiler
+        self._network, self._eager, self._compiler = network, EagerSweeps(network, trained), compiler
         self._functions: dict[Any, tuple[Function, Any]] = {}
 
     def record(self, x: Tensor, *, keep_activations: bool) -> tuple[Tensor, CompiledTape]:
@@ -58,7 +50,7 @@ class CompiledSweeps:
         key = ("record", x.shape, x.dtype, x.stride(), keep_activations)
 
         def trace(tensors: list[Tensor], images: Tensor) -> tuple[list[Tensor], Tape]:
-            recording = _Recording(self._network, self._trained, keep_activations)
+            recording = _Recording(self._eager, keep_activations)
             logits, tape = torch.func.functional_call(recording, dict(zip(names, tensors, strict=True)), (images,))
             layout, made = _with_references(tape, tensors)
             return [logits, *made], layout
@@ -71,7 +63,7 @@ class CompiledSweeps:
 
         def trace(tensors: list[Tensor], made: list[Tensor], vectors: Tensor) -> tuple[list[Tensor], None]:
             whole = _with_tensors(tape.layout, tensors, made)
-            g, adjoints = adjoint_sweep(whole, vectors)
+            g, adjoints = self._eager.adjoints(whole, vectors)
             return [g, *(a for a, keep in zip(adjoints, _stored(whole), strict=True) if keep)], None
 
         key = ("adjoints", tape.key, cotangents.shape)
@@ -85,7 +77,7 @@ class CompiledSweeps:
             tensors: list[Tensor], made: list[Tensor], stored: list[Tensor], vectors: Tensor
         ) -> tuple[list[Tensor], tuple[list[str], list[int]]]:
             whole = _with_tensors(tape.layout, tensors, made)
-            tangent, gradients, bends = tangent_sweep(whole, _all_adjoints(whole, stored), vectors)
+            tangent, gradients, bends = self._eager.tangents(whole, _all_adjoints(whole, stored), vectors)
             return [tangent, *gradients.values(), *bends.values()], (list(gradients), list(bends))
 
         key = ("tangents", tape.key, v.shape)
@@ -99,7 +91,7 @@ class CompiledSweeps:
 
         def trace(tensors: list[Tensor], made: list[Tensor], vectors: list[Tensor]) -> tuple[list[Tensor], list[str]]:
             whole = _with_tensors(tape.layout, tensors, made)
-            gradients = reverse_sweep(whole, dict(zip(numbers, vectors, strict=True)))
+            gradients = self._eager.reverse(whole, dict(zip(numbers, vectors, strict=True)))
             return list(gradients.values()), list(gradients)
 
         key = ("reverse", tape.key, tuple(numbers))
@@ -140,13 +132,12 @@ class CompiledSweeps:
 class _Recording(nn.Module):
     """Recording as a module, so that its tensors can be swapped for the trace's."""
 
-    def __init__(self, network: nn.Module, trained: frozenset[str], keep_activations: bool) -> None:
+    def __init__(self, sweeps: EagerSweeps, keep_activations: bool) -> None:
         super().__init__()
-        self.network, self.trained, self.keep_activations = network, trained, keep_activations
+        self.network, self.sweeps, self.keep_activations = sweeps.model, sweeps, keep_activations
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tape]:
-        """(logits, tape)."""
-        return EagerSweeps(self.network, self.trained).record(x, keep_activations=self.keep_activations)
+        return self.sweeps.record(x, keep_activations=self.keep_activations)
 
 
 def _stored(tape: Tape) -> list[bool]:
@@ -163,9 +154,8 @@ def _all_adjoints(tape: Tape, stored: Sequence[Tensor]) -> list[Tensor]:
     for entry in reversed(tape.entries):
         if not isinstance(entry.layer, CHEAP):
             continue
-        for number, vector in zip(entry.inputs, entry.layer.adjoint(at[entry.output]), strict=True):
-            if number not in given and vector is not None:
-                at[number] = at[number] + vector if number in at else vector
+        vectors = zip(entry.inputs, entry.layer.adjoint(at[entry.output]), strict=True)
+        add_to(at, [(number, vector) for number, vector in vectors if number not in given])
     return [at[entry.output] for entry in tape.entries]
 
 

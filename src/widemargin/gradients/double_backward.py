@@ -23,6 +23,7 @@ stay checkpoints.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -116,8 +117,7 @@ def _relu(input: Tensor, inplace: bool = False) -> Tensor:
     return input.masked_fill_(stopped, 0.0) if inplace else input.masked_fill(stopped, 0.0)
 
 
-def _relu_in_place(input: Tensor) -> Tensor:
-    return _relu(input, inplace=True)
+_relu_in_place = partial(_relu, inplace=True)
 
 
 def _leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
@@ -218,7 +218,8 @@ def refuse_coupling_scripts(model: nn.Module) -> None:
         graph = module.inlined_graph  # its nodes live as long as it does
         for node in graph.findAllNodes("aten::batch_norm"):
             inputs = list(node.inputs())
-            mean, variance = (_graph_argument(inputs[place]) for place in (_MEAN, _VARIANCE))
+            statistics = [inputs[place] for place in (_MEAN, _VARIANCE)]
+            mean, variance = (None if value.type().kind() == "NoneType" else value for value in statistics)
             refuse_coupling_batch_norm(inputs[_TRAINING].toIValue() is True, mean, variance)
 
 
@@ -227,8 +228,3 @@ def _outermost_scripts(model: nn.Module) -> list[Any]:
     if isinstance(model, torch.jit.ScriptModule):
         return [model]
     return [found for child in model.children() for found in _outermost_scripts(child)]
-
-
-def _graph_argument(value: Any) -> Any:
-    """An argument as the graph has it; None where that is None."""
-    return None if value.type().kind() == "NoneType" else value

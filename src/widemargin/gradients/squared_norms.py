@@ -22,7 +22,7 @@ from widemargin.gradients.double_backward import refuse_coupling_scripts
 from widemargin.gradients.jacobian import in_chunks, logits_and_leaf, vector_jacobian_products
 from widemargin.gradients.sweeps.layers import Gradients
 from widemargin.gradients.sweeps.rules import NotSweepable
-from widemargin.gradients.sweeps.tape import EagerSweeps, add_gradients
+from widemargin.gradients.sweeps.tape import EagerSweeps, add_to
 from widemargin.types import HasSweeps, Sweeps
 
 
@@ -81,19 +81,14 @@ def _penalty(owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, at
     try:
         with evaluating(model):
             parameters = dict(model.named_parameters())
-            return by_sweeps(sweeps_of(model), parameters, x, checked, at_once=at_once, constant=constant)
+            trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
+            sweeps = model.penalty_stages() if isinstance(model, HasSweeps) else EagerSweeps(model, trained)
+            return by_sweeps(sweeps, parameters, x, checked, at_once=at_once, constant=constant)
     except NotSweepable as exception:
         reason = str(exception)  # and forget the exception: it holds what was recorded
     if isinstance(model, HasSweeps):
         model.note_double_backward(owner, reason)
     return by_double_backward(owner, model, x, checked, at_once=at_once, constant=constant)
-
-
-def sweeps_of(model: nn.Module) -> Sweeps:
-    """The sweeps of a model: its own where it brings some, else operator by operator."""
-    if isinstance(model, HasSweeps):
-        return model.penalty_stages()
-    return EagerSweeps(model, frozenset(name for name, p in model.named_parameters() if p.requires_grad))
 
 
 def _refuse_create_graph(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,7 +171,7 @@ class _Swept(torch.autograd.Function):
             for chunk, g, adjoints in ctx.chunks:
                 if g is None:
                     g, adjoints = _adjoints(ctx, chunk)
-                add_gradients(gradients, _weight_gradients(ctx, g, adjoints, weights))
+                add_to(gradients, _weight_gradients(ctx, g, adjoints, weights).items())
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.tape, ctx.chunks, ctx.logits, ctx.vectors  # as torch frees what it saved
         found = [gradients[name].to(types[name]) if name in gradients else None for name in ctx.names]
@@ -199,7 +194,7 @@ def _weight_gradients(ctx: Any, g: Tensor, adjoints: list[Tensor], weights: Tens
         output = ctx.sweeps.output(ctx.tape)
         bends = bends | {output: bends[output] + bend if output in bends else bend}
     if bends:
-        add_gradients(gradients, ctx.sweeps.reverse(ctx.tape, bends))
+        add_to(gradients, ctx.sweeps.reverse(ctx.tape, bends).items())
     return gradients
 
 
@@ -249,16 +244,16 @@ class _ChunkedDoubleBackward(torch.autograd.Function):
     @_refuse_create_graph
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
         parameters, (logits, leaf) = ctx.saved_tensors, ctx.graph
-        sums: list[Tensor | None] = [None] * len(parameters)
+        sums: dict[int, Tensor] = {}
         for chunk in in_chunks(len(ctx.vectors), ctx.at_once):
             with torch.enable_grad():
                 penalty = squared_lengths(vector_jacobian_products(logits, leaf, ctx.vectors[chunk], create_graph=True))
             gradients = torch.autograd.grad(penalty, parameters, weights, retain_graph=True, allow_unused=True)
             del penalty  # with its graph, before the next one is made
-            sums = [_add(total, gradient) for total, gradient in zip(sums, gradients, strict=True)]
+            add_to(sums, [(number, found) for number, found in enumerate(gradients) if found is not None])
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.graph, ctx.vectors  # as torch frees what it saved
-        return None, None, None, *sums
+        return None, None, None, *(sums.get(number) for number in range(len(parameters)))
 
 
 def _sum_of_chunks(logits: Tensor, leaf: Tensor, vectors: Rows, at_once: int) -> Tensor:
@@ -271,12 +266,6 @@ def _sum_of_chunks(logits: Tensor, leaf: Tensor, vectors: Rows, at_once: int) ->
 def squared_lengths(g: Tensor) -> Tensor:
     """(M, B, ...) -> (B,): sums of squares over M and the image, in float32 or wider."""
     return g.to(torch.promote_types(g.dtype, torch.float32)).flatten(2).square().sum(dim=(0, 2))
-
-
-def _add(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
-    if total is None or gradient is None:
-        return gradient if total is None else total
-    return total + gradient
 
 
 class _WithinDDP(torch.autograd.Function):

@@ -18,27 +18,42 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 Gradients = dict[str, Tensor]
-Vectors = list[Tensor | None]
-"""One for each input of an operator; None where there is nothing."""
+Vectors = list[Tensor]
+"""One for each input of an operator."""
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convolution:
+class _Weighted:
+    """A layer with a weight and a bias; the names are those that are trained. Its input is for ``reverse`` alone."""
+
+    weight_name: str | None
+    bias_name: str | None
+    x: Tensor | None
+    curved: ClassVar[bool] = False
+
+    @property
+    def _input(self) -> Tensor:
+        assert self.x is not None
+        return self.x
+
+    def forget(self) -> Self:
+        """Without the activations."""
+        return replace(self, x=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolution(_Weighted):
     """y = W * x + b, any number of spatial axes."""
 
     weight: Tensor
-    weight_name: str | None
-    bias_name: str | None
     geometry: tuple[Any, ...]
     """stride, padding, dilation, groups."""
     input_shape: torch.Size
     input_dtype: torch.dtype
     dtype: torch.dtype
     channels_last: bool
-    x: Tensor | None
-    curved: ClassVar[bool] = False
 
     def adjoint(self, a: Tensor) -> Vectors:
         """W^T a."""
@@ -49,7 +64,6 @@ class Convolution:
     def tangent(self, tangents: Vectors) -> Tensor:
         """W t."""
         (t,) = tangents
-        assert t is not None
         stride, padding, dilation, groups = self.geometry
         spatial = self.weight.dim() - 2
         convolve: Any = (torch.conv1d, torch.conv2d, torch.conv3d)[spatial - 1]
@@ -61,22 +75,17 @@ class Convolution:
     def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
         """d <a, W t> / dW: the same kernel as an ordinary weight gradient."""
         (t,) = tangents
-        if self.weight_name is None or t is None:
+        if self.weight_name is None:
             return {}
         gradient = self._backward(a.flatten(0, 1), t.flatten(0, 1).to(self.dtype), (False, True, False))[1]
         return {self.weight_name: gradient}
 
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
         """The ordinary backward pass."""
-        assert self.x is not None
         wanted = (True, self.weight_name is not None, self.bias_name is not None)
-        to_x, to_weight, to_bias = self._backward(b.to(self.dtype), self.x.to(self.dtype), wanted)
+        to_x, to_weight, to_bias = self._backward(b.to(self.dtype), self._input.to(self.dtype), wanted)
         named = {self.weight_name: to_weight, self.bias_name: to_bias}
         return [to_x.to(self.input_dtype)], {name: value for name, value in named.items() if name is not None}
-
-    def forget(self) -> "Convolution":
-        """Without the activations."""
-        return replace(self, x=None)
 
     def _backward(self, a: Tensor, x: Tensor, wanted: tuple[bool, bool, bool]) -> Any:
         stride, padding, dilation, groups = self.geometry
@@ -95,16 +104,12 @@ class Convolution:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Affine:
+class Affine(_Weighted):
     """y = W x + b on the last axis: a fully connected layer."""
 
     weight: Tensor
-    weight_name: str | None
-    bias_name: str | None
     input_dtype: torch.dtype
     dtype: torch.dtype
-    x: Tensor | None
-    curved: ClassVar[bool] = False
 
     def adjoint(self, a: Tensor) -> Vectors:
         """W^T a."""
@@ -113,29 +118,23 @@ class Affine:
     def tangent(self, tangents: Vectors) -> Tensor:
         """W t."""
         (t,) = tangents
-        assert t is not None
         return torch.nn.functional.linear(t.to(self.dtype), self.weight.to(self.dtype))
 
     def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
         """The outer products a t^T, summed."""
         (t,) = tangents
-        if self.weight_name is None or t is None:
+        if self.weight_name is None:
             return {}
         return {self.weight_name: _outer(a, t.to(self.dtype))}
 
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
         """The ordinary backward pass."""
-        assert self.x is not None
         gradients: Gradients = {}
         if self.weight_name is not None:
-            gradients[self.weight_name] = _outer(b.to(self.dtype), self.x.to(self.dtype))
+            gradients[self.weight_name] = _outer(b.to(self.dtype), self._input.to(self.dtype))
         if self.bias_name is not None:
             gradients[self.bias_name] = b.flatten(0, -2).sum(0)
         return [(b.to(self.dtype) @ self.weight.to(self.dtype)).to(self.input_dtype)], gradients
-
-    def forget(self) -> "Affine":
-        """Without the activations."""
-        return replace(self, x=None)
 
 
 def _outer(a: Tensor, t: Tensor) -> Tensor:
@@ -143,17 +142,13 @@ def _outer(a: Tensor, t: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchNorm:
+class BatchNorm(_Weighted):
     """y = (x - mean) / deviation * weight + bias with running statistics, read when the forward pass ran."""
 
     scale: Tensor
     """weight / deviation, shaped (C, 1, ...) to act on (..., C, ...)."""
     inverse_deviation: Tensor
     mean: Tensor
-    weight_name: str | None
-    bias_name: str | None
-    x: Tensor | None
-    curved: ClassVar[bool] = False
 
     def adjoint(self, a: Tensor) -> Vectors:
         """The scale is its own transpose."""
@@ -162,30 +157,24 @@ class BatchNorm:
     def tangent(self, tangents: Vectors) -> Tensor:
         """The scale."""
         (t,) = tangents
-        assert t is not None
         return (t * self.scale).to(t.dtype)
 
     def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
         """d <a, scale t> / d weight."""
         (t,) = tangents
-        if self.weight_name is None or t is None:
+        if self.weight_name is None:
             return {}
         products = self._per_channel(a.flatten(0, 1) * t.flatten(0, 1).to(self.scale.dtype))
         return {self.weight_name: products * self.inverse_deviation.flatten()}
 
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
         """The ordinary backward pass."""
-        assert self.x is not None
         wide, gradients = b.to(self.scale.dtype), {}
         if self.weight_name is not None:
-            gradients[self.weight_name] = self._per_channel(wide * (self.x - self.mean) * self.inverse_deviation)
+            gradients[self.weight_name] = self._per_channel(wide * (self._input - self.mean) * self.inverse_deviation)
         if self.bias_name is not None:
             gradients[self.bias_name] = self._per_channel(wide)
         return [(wide * self.scale).to(b.dtype)], gradients
-
-    def forget(self) -> "BatchNorm":
-        """Without the activations."""
-        return replace(self, x=None)
 
     def _per_channel(self, values: Tensor) -> Tensor:
         axes = [axis for axis in range(values.dim()) if axis != 1]
@@ -231,7 +220,6 @@ class Slopes(_Weightless):
     def tangent(self, tangents: Vectors) -> Tensor:
         """Times the slopes."""
         (t,) = tangents
-        assert t is not None
         return self._times(t)
 
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
@@ -248,12 +236,8 @@ class Sum(_Weightless):
         return [a, a]
 
     def tangent(self, tangents: Vectors) -> Tensor:
-        """The sum of those there are."""
+        """The sum."""
         first, second = tangents
-        if first is None or second is None:
-            either = first if second is None else second
-            assert either is not None
-            return either
         return first + second
 
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:

@@ -120,7 +120,7 @@ class Operator:
                 result: Tensor = torch.func.jvp(self._of_slots, tuple(slots), vectors)[1]
             return result
 
-        result: Tensor = _for_each(push, *self._filled(tangents))
+        result: Tensor = _for_each(push, *tangents)
         return result
 
     def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
@@ -153,18 +153,10 @@ class Operator:
             slots, parameters = inputs[: self._slots], inputs[self._slots :]
             pull = _pullback(lambda *values: self._apply(*values, *parameters), slots)
             pairs = zip(_for_each(pull, a), tangents, strict=True)
-            return torch.stack([(back * t).sum() for back, t in pairs if t is not None]).sum()
+            return torch.stack([(back * t).sum() for back, t in pairs]).sum()
 
         gradients: tuple[Tensor, ...] = torch.func.grad(along, argnums=tuple(range(len(self.inputs))))(*self._values)
         return gradients
-
-    def _filled(self, tangents: Vectors) -> list[Tensor]:
-        count = next(len(t) for t in tangents if t is not None)
-        slots = self._values[: self._slots]
-        return [
-            torch.zeros_like(value).expand(count, *value.shape) if t is None else t
-            for value, t in zip(slots, tangents, strict=True)
-        ]
 
 
 def _apart(value: Tensor) -> Tensor:

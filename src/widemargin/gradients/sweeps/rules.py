@@ -47,13 +47,6 @@ def kind_of(name: str, *, inputs: int, divides: bool) -> Kind:
     return "curved" if name in CURVED or product or divides else "linear"
 
 
-def divides_by(name: str, arguments: tuple[Any, Any]) -> Any:
-    """What a quotient of two arguments divides by; None for another operator."""
-    if name not in _QUOTIENTS:
-        return None
-    return arguments[0 if name == "rdiv" else 1]
-
-
 def _functions() -> dict[Function, str]:
     names = [*BY_HAND, *ARITHMETIC, *SHAPES, *AVERAGES, *PIECEWISE, *CURVED]
     found = {getattr(space, name, None): name for name in names for space in (torch, Tensor, F)}
@@ -122,6 +115,7 @@ def layer_of(call: Call) -> Layer:
 def _convolution(call: Call) -> Layer:
     weight, bias = call.argument(1, "weight"), call.argument(2, "bias")
     _only_input(call, weight, bias)
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(call.x.dim())
     return Convolution(
         weight=call.snapshot(weight),
         weight_name=call.parameter(weight),
@@ -130,7 +124,7 @@ def _convolution(call: Call) -> Layer:
         input_shape=call.x.shape,
         input_dtype=call.x.dtype,
         dtype=call.result.dtype,
-        channels_last=_is_channels_last(call.result),
+        channels_last=layout is not None and call.result.is_contiguous(memory_format=layout),
         x=call.x,
     )
 
@@ -141,11 +135,6 @@ def _geometry(call: Call, *, spatial: int) -> tuple[Any, ...]:
         raise NotSweepable(f"{call.name} with padding {counts[1]!r} of an input of {call.x.dim()} axes")
     lists = ([n] if isinstance(n, int) else list(n) for n in counts)
     return *(n * spatial if len(n) == 1 else n for n in lists), call.argument(6, "groups", 1)
-
-
-def _is_channels_last(result: Tensor) -> bool:
-    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
-    return layout is not None and result.is_contiguous(memory_format=layout)
 
 
 def _affine(call: Call) -> Layer:
@@ -168,9 +157,20 @@ def _batch_norm(call: Call) -> Layer:
     weight, bias = call.argument(3, "weight"), call.argument(4, "bias")
     refuse_coupling_batch_norm(call.argument(5, "training", False), mean, variance)
     _only_input(call, mean, variance, weight, bias)
-    shape = (-1, *[1] * (call.x.dim() - 2))
     inverse = torch.rsqrt(variance + call.argument(7, "eps", 1e-5))
-    scale = inverse if weight is None else inverse * weight
+    return _normalization(call, inverse if weight is None else inverse * weight, mean, inverse, weight, bias)
+
+
+def _folded_batch_norm(call: Call) -> Layer:
+    _, scale, _, mean, inverse, weight, bias = call.args
+    _only_input(call, scale, mean, inverse, weight, bias)
+    return _normalization(call, scale.clone(), mean, inverse.clone(), weight, bias)  # the next refresh overwrites them
+
+
+def _normalization(
+    call: Call, scale: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Layer:
+    shape = (-1, *[1] * (call.x.dim() - 2))
     return BatchNorm(
         scale=scale.view(shape),
         inverse_deviation=inverse.view(shape),
@@ -179,36 +179,6 @@ def _batch_norm(call: Call) -> Layer:
         bias_name=call.parameter(bias),
         x=call.x,
     )
-
-
-def _folded_batch_norm(call: Call) -> Layer:
-    x, scale, _, mean, inverse, weight, bias = call.args
-    _only_input(call, scale, mean, inverse, weight, bias)
-    shape = (-1, *[1] * (x.dim() - 2))
-    return BatchNorm(
-        scale=scale.clone().view(shape),  # the next refresh overwrites them
-        inverse_deviation=inverse.clone().view(shape),
-        mean=mean.clone().view(shape),
-        weight_name=call.parameter(weight),
-        bias_name=call.parameter(bias),
-        x=x,
-    )
-
-
-def _relu(call: Call) -> Layer:
-    return Slopes(passes=call.x > 0, elsewhere=0.0)
-
-
-def _leaky_relu(call: Call) -> Layer:
-    return Slopes(passes=call.x > 0, elsewhere=float(call.argument(1, "negative_slope", 0.01)))
-
-
-def _relu6(call: Call) -> Layer:
-    return _between(call.x, 0.0, 6.0)
-
-
-def _hardtanh(call: Call) -> Layer:
-    return _between(call.x, call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0))
 
 
 def _between(x: Tensor, low: float, high: float) -> Slopes:
@@ -240,10 +210,10 @@ _BY_HAND: dict[str, Callable[[Call], Layer]] = {
     "linear": _affine,
     "batch_norm": _batch_norm,
     "folded_batch_norm": _folded_batch_norm,
-    "relu": _relu,
-    "leaky_relu": _leaky_relu,
-    "relu6": _relu6,
-    "hardtanh": _hardtanh,
+    "relu": lambda call: Slopes(passes=call.x > 0, elsewhere=0.0),
+    "leaky_relu": lambda call: Slopes(passes=call.x > 0, elsewhere=float(call.argument(1, "negative_slope", 0.01))),
+    "relu6": lambda call: _between(call.x, 0.0, 6.0),
+    "hardtanh": lambda call: _between(call.x, call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0)),
     "dropout": _dropout,
     "dropout2d": _dropout,
     "add": _sum,
@@ -255,11 +225,11 @@ def _operator(call: Call) -> Layer:
     inputs = [tensor for tensor in tensors if call.depends(tensor)]
     trained = {name: tensor for tensor in tensors if (name := call.parameter(tensor)) is not None}
     others = [tensor for tensor in tensors if not call.depends(tensor) and call.parameter(tensor) is None]
-    divisor = divides_by(call.name, (call.x, call.argument(1, "other")))
+    divisor = call.x if call.name == "rdiv" else call.argument(1, "other")
     return Operator(
         call=_again(call, [*map(id, inputs)], [*trained]),
         constants=[call.snapshot(tensor) for tensor in others],
-        kind=kind_of(call.name, inputs=len(inputs), divides=call.depends(divisor)),
+        kind=kind_of(call.name, inputs=len(inputs), divides=call.name in _QUOTIENTS and call.depends(divisor)),
         inputs=[*inputs, *trained.values()],
         names=[*trained],
         multiplies=call.name in PRODUCTS,

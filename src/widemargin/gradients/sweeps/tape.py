@@ -1,10 +1,10 @@
 """A model's own forward, run once and recorded as a tape of layers that can be swept in both directions.
 
-For vectors c at the logits, g = J^T c is the adjoint that arrives at the images (``adjoint_sweep``). For vectors v at
-the images, the gradient of <c, J v> by a weight W is d<a, W t>/dW with a the adjoint after W and t the tangent before
-it: one ordinary weight-gradient kernel per layer, on numbers the two sweeps have at hand (``tangent_sweep``). Where an
-operator is curved, or c depends on the logits, an ordinary reverse pass adds what reaches the weights through the
-activations (``reverse_sweep``). ``EagerSweeps`` offers the four as they are; the engine compiles them.
+``EagerSweeps`` has the stages. For vectors c at the logits, g = J^T c is the adjoint that arrives at the images
+(``adjoints``). For vectors v at the images, the gradient of <c, J v> by a weight W is d<a, W t>/dW with a the adjoint
+after W and t the tangent before it: one ordinary weight-gradient kernel per layer, on numbers the two sweeps have at
+hand (``tangents``). Where an operator is curved, or c depends on the logits, an ordinary reverse pass adds what reaches
+the weights through the activations (``reverse``). The engine compiles them.
 
 Whatever the tape cannot account for (a custom autograd function, a weight computed from parameters, an operator it does
 not know, a tensor from nowhere, what ``no_grad`` hides) raises ``NotSweepable``, and the caller falls back to double
@@ -13,9 +13,9 @@ replaced wherever it is used again.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,10 +52,6 @@ class Tape:
         """Whether some operator bends its tangent with the activations."""
         return any(entry.layer.curved for entry in self.entries)
 
-    def forget_activations(self) -> "Tape":
-        """Keep what the straight sweeps need and drop the rest."""
-        return replace(self, entries=[replace(entry, layer=entry.layer.forget()) for entry in self.entries])
-
 
 def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor, Tape]:
     """(logits, tape) of the model's forward as it is now; no autograd graph is made.
@@ -69,9 +65,7 @@ def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor
             logits = recorder.current(model(recorder.images))
     except (RuntimeError, AssertionError) as error:  # such as a hook on an activation: here it has no graph
         raise NotSweepable(f"the forward pass: {error}") from None
-    tape = _with_strict_slopes(
-        _without_unused(Tape(recorder.entries, recorder.finish(logits), frozenset(recorder.read)))
-    )
+    tape = _tidied(Tape(recorder.entries, recorder.finish(logits), frozenset(recorder.read)))
     _check_trains(tape)
     if any(isinstance(entry.layer, Operator) for entry in tape.entries):
         _check_transforms()
@@ -101,25 +95,20 @@ def _check_trains(tape: Tape) -> None:
         raise NotSweepable("no parameter that is trained changes an input gradient")
 
 
-def _without_unused(tape: Tape) -> Tape:
-    """Without the operators that the logits do not depend on."""
+def _tidied(tape: Tape) -> Tape:
+    """Without the operators that the logits do not depend on; a curved one may have an infinite slope, and a ReLU
+    behind it must give 0, where a product would give NaN."""
     wanted, entries = {tape.output}, []
     for entry in reversed(tape.entries):
         if entry.output in wanted:
             wanted |= set(entry.inputs)
             entries.append(entry)
-    return replace(tape, entries=entries[::-1])
-
-
-def _with_strict_slopes(tape: Tape) -> Tape:
-    """A curved operator may have an infinite slope: a ReLU behind it must give 0, where a product would give NaN."""
-    if not tape.curved:
-        return tape
-    entries = [
+    tape = replace(tape, entries=entries[::-1])
+    strict = [
         replace(entry, layer=replace(entry.layer, strict=True)) if isinstance(entry.layer, Slopes) else entry
         for entry in tape.entries
     ]
-    return replace(tape, entries=entries)
+    return replace(tape, entries=strict) if tape.curved else tape
 
 
 class _Recorder(TorchFunctionMode):
@@ -189,7 +178,10 @@ class _Recorder(TorchFunctionMode):
         if versions != [_version(tensor) for tensor in may_not_change]:
             raise NotSweepable("a constant into which an activation or a parameter is written")
         outputs = tensors_in(result)
-        self._add_constants([output for output in outputs if constant or not _has_fractions(output)])
+        whole = [output for output in outputs if not (output.is_floating_point() or output.is_complex())]
+        new = [output for output in (outputs if constant else whole) if not self._is_known(output)]
+        self.alive += new
+        self.constants |= set(map(id, new))
         self.aliased |= {id(t) for t in tensors if self._depends(t) and any(_share(t, output) for output in outputs)}
         return result
 
@@ -232,11 +224,6 @@ class _Recorder(TorchFunctionMode):
         if result._is_view():
             self.aliased |= {id(result), *map(id, inputs)}
 
-    def _add_constants(self, constants: list[Tensor]) -> None:
-        new = [tensor for tensor in constants if not self._is_known(tensor)]
-        self.alive += new
-        self.constants |= set(map(id, new))
-
     def _is_known(self, tensor: Tensor) -> bool:
         return any(id(tensor) in known for known in (self.number, self.constants, self.parameters))
 
@@ -259,11 +246,6 @@ def _refuse_effects(func: Function, options: dict[str, Any]) -> None:
         raise NotSweepable(f"no rule for {name} on an activation")
 
 
-def _has_fractions(tensor: Tensor) -> bool:
-    """Whether it can carry a gradient."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def _share(tensor: Tensor, other: Tensor) -> bool:
     """Whether a change of one in place is a change of the other."""
     return tensor is not other and torch._C._is_alias_of(tensor, other)  # type: ignore[attr-defined]
@@ -275,61 +257,13 @@ def _version(tensor: Tensor) -> int:
 
 Values = dict[int, Tensor]
 """Vectors at some of the tape's values, by the value's number."""
+Key = TypeVar("Key", int, str)
 
 
-def adjoint_sweep(tape: Tape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """(g (M, B, ...), the adjoint (M, B, ...) of every operator's result, in the tape's order)."""
-    at: Values = {tape.output: cotangents}
-    adjoints: list[Tensor] = []
-    for entry in reversed(tape.entries):
-        a = at.pop(entry.output)
-        adjoints.append(a)
-        _add(at, zip(entry.inputs, entry.layer.adjoint(a), strict=True))
-    return at[0], adjoints[::-1]
-
-
-def tangent_sweep(tape: Tape, adjoints: Sequence[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
-    """(J v, the weights' gradients of <c, J v> at fixed activations, what it adds to the activations (B, ...))."""
-    at: Values = {0: v}
-    gradients: Gradients = {}
-    bends: Values = {}
-    last_use = {number: i for i, entry in enumerate(tape.entries) for number in entry.inputs}
-    for i, (entry, a) in enumerate(zip(tape.entries, adjoints, strict=True)):
-        layer = entry.layer
-        tangents = [at.get(number) for number in entry.inputs]
-        add_gradients(gradients, layer.weight_gradients(tangents, a))
-        if isinstance(layer, Operator) and layer.curved:
-            _add(bends, zip(entry.inputs, layer.curvature(tangents, a), strict=True))
-        at[entry.output] = layer.tangent(tangents)
-        for number in entry.inputs:
-            if last_use[number] == i:
-                at.pop(number, None)
-    return at[tape.output], gradients, bends
-
-
-def reverse_sweep(tape: Tape, bends: Mapping[int, Tensor]) -> Gradients:
-    """The ordinary backward pass from ``bends``."""
-    at = dict(bends)
-    gradients: Gradients = {}
-    for entry in reversed(tape.entries):
-        b = at.pop(entry.output, None)
-        if b is not None:
-            vectors, found = entry.layer.reverse(b)
-            add_gradients(gradients, found)
-            _add(at, zip(entry.inputs, vectors, strict=True))
-    return gradients
-
-
-def add_gradients(total: Gradients, more: Gradients) -> None:
-    """Add to the gradients of the same name."""
-    for name, gradient in more.items():
-        total[name] = total[name] + gradient if name in total else gradient
-
-
-def _add(at: Values, vectors: "zip[tuple[int, Tensor | None]]") -> None:
-    for number, vector in vectors:
-        if vector is not None:
-            at[number] = at[number] + vector if number in at else vector
+def add_to(total: dict[Key, Tensor], more: Iterable[tuple[Key, Tensor]]) -> None:
+    """Add each to what ``total`` has under its key."""
+    for key, value in more:
+        total[key] = total[key] + value if key in total else value
 
 
 @dataclass(frozen=True)
@@ -342,19 +276,48 @@ class EagerSweeps:
     def record(self, x: Tensor, *, keep_activations: bool) -> tuple[Tensor, Tape]:
         """Run the model; keep the activations if asked to or if some operator is curved."""
         logits, tape = record(self.model, x, self.trained)
-        return logits, tape if keep_activations or tape.curved else tape.forget_activations()
+        if keep_activations or tape.curved:
+            return logits, tape
+        return logits, replace(tape, entries=[replace(entry, layer=entry.layer.forget()) for entry in tape.entries])
 
     def adjoints(self, tape: Tape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """From the logits to the images."""
-        return adjoint_sweep(tape, cotangents)
+        """(g (M, B, ...), the adjoint (M, B, ...) of every operator's result, in the tape's order)."""
+        at: Values = {tape.output: cotangents}
+        adjoints: list[Tensor] = []
+        for entry in reversed(tape.entries):
+            a = at.pop(entry.output)
+            adjoints.append(a)
+            add_to(at, zip(entry.inputs, entry.layer.adjoint(a), strict=True))
+        return at[0], adjoints[::-1]
 
     def tangents(self, tape: Tape, adjoints: list[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
-        """From the images to the logits."""
-        return tangent_sweep(tape, adjoints, v)
+        """(J v, the weights' gradients of <c, J v> at fixed activations, what it adds to the activations (B, ...))."""
+        at: Values = {0: v}
+        gradients: Gradients = {}
+        bends: Values = {}
+        last_use = {number: i for i, entry in enumerate(tape.entries) for number in entry.inputs}
+        for i, (entry, a) in enumerate(zip(tape.entries, adjoints, strict=True)):
+            layer, tangents = entry.layer, [at[number] for number in entry.inputs]
+            add_to(gradients, layer.weight_gradients(tangents, a).items())
+            if isinstance(layer, Operator) and layer.curved:
+                add_to(bends, zip(entry.inputs, layer.curvature(tangents, a), strict=True))
+            at[entry.output] = layer.tangent(tangents)
+            for number in entry.inputs:
+                if last_use[number] == i:
+                    at.pop(number, None)
+        return at[tape.output], gradients, bends
 
     def reverse(self, tape: Tape, bends: Values) -> Gradients:
-        """Backwards from the bends."""
-        return reverse_sweep(tape, bends)
+        """The ordinary backward pass from ``bends``."""
+        at = dict(bends)
+        gradients: Gradients = {}
+        for entry in reversed(tape.entries):
+            b = at.pop(entry.output, None)
+            if b is not None:
+                vectors, found = entry.layer.reverse(b)
+                add_to(gradients, found.items())
+                add_to(at, zip(entry.inputs, vectors, strict=True))
+        return gradients
 
     def output(self, tape: Tape) -> int:
         """The number of the logits."""
