@@ -2,21 +2,22 @@
 
 ``model(x) == model.head(model.features(x))`` always holds, so a loss that needs the features (large margin,
 hypersphere) computes them once. A backbone writes ``embed`` and keeps its head under the name the field uses
-(``fc``, ``linear``), so that public checkpoints load; ``model.head`` finds it whatever its name.
+(``head_key``: ``fc``, ``linear``), so that public checkpoints load; ``model.head`` finds it whatever its name.
 
 The normalization (x - mean) / std, per channel, lives inside the model so that everything outside (attacks, eps,
 margins) is in pixel units, images in [0, 1]. Its buffers are not saved: the run description holds the numbers, and the
 state dict keeps the field's public keys. No normalization is ``nn.Identity``, which adds no keys.
 
 Each architecture's file also holds its ``ModelConfig``: a frozen dataclass that is its own configuration and builds the
-network. What makes the architecture is a field; what the data decides (image shape, classes) and what the run decides
-(seed, head) are arguments of ``build``. The class carries what the package knows of the architecture, too.
+network. What makes the architecture is a field, which the network takes under the same name; what the data decides
+(image shape, classes) and what the run decides (seed, head) are arguments of ``build``. The class carries what the
+package knows of the architecture, too.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, Self, TypeGuard
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,12 +56,6 @@ def require_image_shape(name: str, shape: object) -> None:
         raise InputError(f"{name} must have three entries, got {shape!r}; {remedy}")
 
 
-def require_num_classes(name: str, value: object) -> None:
-    """Refuse anything but an integer of two or more."""
-    if not is_count(value) or value < 2:
-        raise InputError(f"{name} must be an integer of at least 2, got {value!r}; count the classes of the data set")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Normalization:
     """One mean and one standard deviation per channel, in pixel units ([0, 1])."""
@@ -69,7 +64,6 @@ class Normalization:
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Refuse empty, uneven or non-finite values and a std that is not positive."""
         for name, values in (("mean", self.mean), ("std", self.std)):
             if not isinstance(values, tuple) or not values or not all(_is_finite_number(value) for value in values):
                 raise InputError(
@@ -144,20 +138,26 @@ class Normalize(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Images (B, C, H, W) in [0, 1] to logits (B, K). Backbones write ``embed`` and ``head``."""
+    """Images (B, C, H, W) in [0, 1] to logits (B, K). Backbones write ``embed``, and make their head last."""
+
+    head_key: ClassVar[str] = "fc"
+    """Under which public key the network keeps its last layer."""
 
     def __init__(
         self, *, image_shape: ImageShape, num_classes: int, feature_size: int, normalize: Normalization | None
     ) -> None:
         super().__init__()
-        require_image_shape(f"{type(self).__name__}.image_shape", image_shape)
-        require_num_classes(f"{type(self).__name__}.num_classes", num_classes)
-        self.image_shape = image_shape
-        self.num_classes = num_classes
-        self.feature_size = feature_size
+        owner = type(self).__name__
+        require_image_shape(f"{owner}.image_shape", image_shape)
+        if not is_count(num_classes) or num_classes < 2:
+            raise InputError(
+                f"{owner}.num_classes must be an integer of at least 2, got {num_classes!r}; count the classes of the "
+                "data set"
+            )
+        self.image_shape, self.num_classes, self.feature_size = image_shape, num_classes, feature_size
         if normalize is not None and len(normalize.mean) != image_shape[0]:
             raise InputError(
-                f"{type(self).__name__}.normalize must have {image_shape[0]} channel(s), as the images, "
+                f"{owner}.normalize must have {image_shape[0]} channel(s), as the images, "
                 f"got {len(normalize.mean)}; give one mean and std per channel"
             )
         self.normalize = nn.Identity() if normalize is None else Normalize(normalize.mean, normalize.std)
@@ -165,7 +165,7 @@ class Classifier(nn.Module):
     @property
     def head(self) -> Head:
         """The last layer, wherever the backbone keeps it."""
-        raise NotImplementedError
+        return cast(Head, getattr(self, self.head_key))
 
     def embed(self, x: Tensor) -> Tensor:
         """Normalized images (B, C, H, W) to features (B, d)."""
@@ -211,26 +211,6 @@ the MLP.
 """
 
 
-def require_init(owner: str, init: object) -> None:
-    """Refuse a name that is none."""
-    if init not in ("he", None):
-        raise InputError(f"{owner}.init must be 'he', or None for torch's own, got {init!r}")
-
-
-def initialize(model: nn.Module, init: Init) -> None:
-    """Draw the weights of a new network again, where ``init`` asks for it, from the global generator."""
-    if init is None:
-        return
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    for module in model.modules():
-        if isinstance(module, AfterAverage):  # a head with unit rows
-            module.after_average()
-
-
 class ModelFactory(Protocol):
     """What a model's configuration must offer; those here do, and so may one of your own."""
 
@@ -263,19 +243,20 @@ Shapes = Mapping[str, tuple[int, ...]]
 """The shape of each tensor of a state dict."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What the architectures' configurations share; each is a frozen dataclass with a field ``normalize``."""
+    """What the architectures' configurations share; each names its network, which takes its fields as arguments."""
 
-    normalize: Normalization | None
-    facts = Facts()
+    normalize: Normalization | None = None
+    architecture: ClassVar[type[Any]]
+    facts: ClassVar[Facts] = Facts()
 
     @property
     def head_key(self) -> str:
         """Under which public key the network keeps its last layer."""
-        return "fc"
+        return str(self.architecture.head_key)
 
     def __post_init__(self) -> None:
-        """Refuse a normalization of the wrong kind."""
         if self.normalize is not None and not isinstance(self.normalize, Normalization):
             raise InputError(
                 f"{type(self).__name__}.normalize must be a Normalization or None, got {self.normalize!r}; "
@@ -291,7 +272,11 @@ class ModelConfig:
 
     def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> Classifier:
         """The network with weights drawn from torch's global generator."""
-        raise NotImplementedError
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "init"}
+        model: Classifier = self.architecture(
+            image_shape=image_shape, num_classes=num_classes, make_head=make_head, **own
+        )
+        return model
 
     def smoke(self) -> Self:
         """The same architecture as small as it can be, for trying a whole table."""
@@ -300,7 +285,34 @@ class ModelConfig:
     @classmethod
     def from_shapes(cls, shapes: Shapes) -> Self | None:
         """The configuration of the network that weights of these names and shapes belong to, if it is one of these."""
-        raise NotImplementedError
+        del shapes
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitializedConfig(ModelConfig):
+    """Of a network without batch norm, where it matters how the first weights are drawn."""
+
+    init: Init = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.init not in ("he", None):
+            raise InputError(f"{type(self).__name__}.init must be 'he', or None for torch's own, got {self.init!r}")
+
+    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> Classifier:
+        """The network with weights drawn from torch's global generator, a second time for ``he``."""
+        model = super().network(image_shape, num_classes, make_head)
+        if self.init == "he":
+            for module in model.modules():
+                if isinstance(module, nn.Linear | nn.Conv2d):
+                    nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                    if module.bias is not None:
+                        nn.init.zeros_(module.bias)
+            for module in model.modules():
+                if isinstance(module, AfterAverage):  # a head with unit rows
+                    module.after_average()
+        return model
 
 
 def facts_of(config: ModelFactory) -> Facts:

@@ -5,24 +5,14 @@ Keys: ``conv{1-4}.{weight,bias}, fc.{weight,bias}``. 276,426 parameters.
 """
 
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Self
 
 from torch import Tensor, nn
 
 from widemargin.errors import InputError
 from widemargin.heads.linear import LinearHead
-from widemargin.models.classifier import (
-    Classifier,
-    Facts,
-    ImageShape,
-    Init,
-    ModelConfig,
-    Normalization,
-    Shapes,
-    initialize,
-    require_init,
-)
-from widemargin.types import Head, MakeHead
+from widemargin.models.classifier import Classifier, Facts, ImageShape, InitializedConfig, Normalization, Shapes
+from widemargin.types import MakeHead
 
 SMALLEST_SIDE = 18  # 18 -> 14 -> 10 -> 5 -> 3 -> 1
 
@@ -52,11 +42,6 @@ class CNN(Classifier):
         self.activations = nn.ModuleList(nn.ReLU() for _ in range(4))
         self.fc = self._new_head(make_head)
 
-    @property
-    def head(self) -> Head:
-        """The layer under the key ``fc``."""
-        return cast(Head, self.fc)
-
     def embed(self, x: Tensor) -> Tensor:
         """The average of the last feature map: (B, 128)."""
         x = self.activations[0](self.conv1(x))
@@ -67,11 +52,10 @@ class CNN(Classifier):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CNNConfig(ModelConfig):
+class CNNConfig(InitializedConfig):
     """The paper's small CNN for CIFAR-10; ``init`` says how weights are drawn."""
 
-    normalize: Normalization | None = None
-    init: Init = None
+    architecture = CNN
     facts = Facts(
         cost_rank=1,
         small_image=3072,
@@ -80,17 +64,6 @@ class CNNConfig(ModelConfig):
         gradient_mib=0.4,
         tf32_search="autoattack",
     )
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown initialization."""
-        super().__post_init__()
-        require_init("CNNConfig", self.init)
-
-    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> CNN:
-        """The network with weights drawn from torch's global generator."""
-        model = CNN(image_shape=image_shape, num_classes=num_classes, normalize=self.normalize, make_head=make_head)
-        initialize(model, self.init)
-        return model
 
     @classmethod
     def from_shapes(cls, shapes: Shapes) -> Self | None:

@@ -15,14 +15,11 @@ from widemargin.models.classifier import (
     Classifier,
     Facts,
     ImageShape,
-    Init,
-    ModelConfig,
+    InitializedConfig,
     Normalization,
     Shapes,
-    initialize,
     require_counts,
     require_image_shape,
-    require_init,
 )
 from widemargin.types import Head, MakeHead
 
@@ -63,12 +60,11 @@ class MLP(Classifier):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPConfig(ModelConfig):
+class MLPConfig(InitializedConfig):
     """The paper's MLP for MNIST; ``hidden`` holds one width per hidden layer, ``init`` says how weights are drawn."""
 
     hidden: tuple[int, ...] = (1024, 1024, 1024, 1024)
-    normalize: Normalization | None = None
-    init: Init = None
+    architecture = MLP
     facts = Facts(
         cost_rank=0,
         small_image=1024,
@@ -79,27 +75,13 @@ class MLPConfig(ModelConfig):
     )
 
     def __post_init__(self) -> None:
-        """Refuse widths that are not counts."""
         require_counts("MLPConfig.hidden", self.hidden, remedy=WIDTHS)
         super().__post_init__()
-        require_init("MLPConfig", self.init)
 
     @property
     def head_key(self) -> str:
         """The last of the fully connected layers."""
         return f"fcs.{len(self.hidden)}"
-
-    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> MLP:
-        """The network with weights drawn from torch's global generator."""
-        model = MLP(
-            image_shape=image_shape,
-            num_classes=num_classes,
-            hidden=self.hidden,
-            normalize=self.normalize,
-            make_head=make_head,
-        )
-        initialize(model, self.init)
-        return model
 
     @classmethod
     def from_shapes(cls, shapes: Shapes) -> Self | None:

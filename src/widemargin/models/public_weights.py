@@ -19,8 +19,7 @@ could never fill ends in one line to the user.
 import math
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -136,7 +135,7 @@ def infer_architecture(
     if stored is not None:
         mean, std = (tuple(float(value) for value in part) for part in stored)
         own = Normalization(mean=mean, std=std)
-    config = replace(config, normalize=own or normalize)  # type: ignore[type-var]  # each is a dataclass
+    config = replace(config, normalize=own or normalize)
     head = _make_head(has_bias=f"{config.head_key}.bias" in shapes, scale=head_scale)
     return InferredModel(config, head, shapes[f"{config.head_key}.weight"][0], own)
 
@@ -169,7 +168,7 @@ def describe(shapes: Shapes) -> str | None:
     config = recognize(shapes)
     if config is None:
         return _name_of_stranger(shapes)
-    names = [field.name for field in fields(config) if field.name not in ("normalize", "init")]  # type: ignore[arg-type]
+    names = [field.name for field in fields(config) if field.name not in ("normalize", "init")]
     settings = [f"{name}={getattr(config, name)!r}" for name in names]
     settings.append(f"num_classes={shapes[f'{config.head_key}.weight'][0]}")
     without = "" if f"{config.head_key}.bias" in shapes else " with a head without bias"
@@ -340,12 +339,10 @@ _EXTRA_TENSORS = 1000
 MAX_TENSORS = 20_000  # a thousand layers have fewer than 10,000
 
 
-@contextmanager
-def no_larger_than(weights: Mapping[str, object], *, source: str) -> Iterator[None]:
+def no_larger_than(weights: Mapping[str, object], *, source: str) -> "_TensorBudget":
     """Modules made inside may hold about as many values as ``weights``, and not many times more."""
     sizes = [value.numel() for value in weights.values() if isinstance(value, Tensor) and not value.is_meta]
-    with _TensorBudget(4 * sum(sizes) + _EXTRA_VALUES, 4 * len(sizes) + _EXTRA_TENSORS, source):
-        yield
+    return _TensorBudget(4 * sum(sizes) + _EXTRA_VALUES, 4 * len(sizes) + _EXTRA_TENSORS, source)
 
 
 class _TensorBudget(TorchFunctionMode):

@@ -12,6 +12,7 @@ The pre-activation one normalizes and activates before each convolution and once
 have no ``bn`` (``last_norm=False``). 11,172,170 parameters.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self, cast
 
@@ -27,7 +28,7 @@ from widemargin.models.classifier import (
     Shapes,
     require_count,
 )
-from widemargin.types import Head, MakeHead
+from widemargin.types import MakeHead
 
 USUAL_STRIDES = (1, 2, 2, 2)
 TEACHER_STRIDES = (1, 1, 2, 2)
@@ -59,6 +60,8 @@ class BasicBlock(nn.Module):
 class ResNet18(Classifier):
     """Four stages of two basic blocks, of widths w, 2w, 4w, 8w."""
 
+    head_key = "linear"
+
     def __init__(
         self,
         *,
@@ -74,16 +77,8 @@ class ResNet18(Classifier):
         self.conv1 = nn.Conv2d(image_shape[0], width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.act1 = nn.ReLU()
-        self.layer1 = _stage(width, width, stride=strides[0])
-        self.layer2 = _stage(width, 2 * width, stride=strides[1])
-        self.layer3 = _stage(2 * width, 4 * width, stride=strides[2])
-        self.layer4 = _stage(4 * width, 8 * width, stride=strides[3])
+        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(BasicBlock, width, strides)
         self.linear = self._new_head(make_head)
-
-    @property
-    def head(self) -> Head:
-        """The layer under the public key ``linear``."""
-        return cast(Head, self.linear)
 
     def embed(self, x: Tensor) -> Tensor:
         """The average of the last feature map: (B, 8 * width)."""
@@ -117,6 +112,8 @@ class PreActBlock(nn.Module):
 class PreActResNet18(Classifier):
     """Four stages of two pre-activation blocks, of widths w, 2w, 4w, 8w, then a last bn and activation."""
 
+    head_key = "linear"
+
     def __init__(
         self,
         *,
@@ -130,19 +127,10 @@ class PreActResNet18(Classifier):
         require_count("PreActResNet18.width", width, remedy="the usual width is 64")
         super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=8 * width, normalize=normalize)
         self.conv1 = nn.Conv2d(image_shape[0], width, 3, padding=1, bias=False)
-        widths = (width, width, 2 * width, 4 * width, 8 * width)
-        self.layer1, self.layer2, self.layer3, self.layer4 = (
-            _stage(before, after, stride=stride, block=PreActBlock)
-            for before, after, stride in zip(widths, widths[1:], USUAL_STRIDES, strict=False)
-        )
+        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(PreActBlock, width, USUAL_STRIDES)
         self.bn = nn.BatchNorm2d(8 * width) if last_norm else None
         self.act = nn.ReLU() if last_norm else None
         self.linear = self._new_head(make_head)
-
-    @property
-    def head(self) -> Head:
-        """The layer under the public key ``linear``."""
-        return cast(Head, self.linear)
 
     def embed(self, x: Tensor) -> Tensor:
         """The average of the last feature map: (B, 8 * width)."""
@@ -152,10 +140,11 @@ class PreActResNet18(Classifier):
         return x.mean(dim=(2, 3))
 
 
-def _stage(
-    in_channels: int, out_channels: int, *, stride: int, block: type[BasicBlock] | type[PreActBlock] = BasicBlock
-) -> nn.Sequential:
-    return nn.Sequential(block(in_channels, out_channels, stride=stride), block(out_channels, out_channels, stride=1))
+def _stages(block: type[nn.Module], width: int, strides: tuple[int, int, int, int]) -> Iterator[nn.Sequential]:
+    """Two blocks each; all but the first double the width."""
+    widths = (width, width, 2 * width, 4 * width, 8 * width)
+    for before, after, stride in zip(widths, widths[1:], strides, strict=False):
+        yield nn.Sequential(block(before, after, stride=stride), block(after, after, stride=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +153,7 @@ class ResNetConfig(ModelConfig):
 
     width: int = 64
 
-    @property
-    def head_key(self) -> str:
-        """Under which public key the networks keep their last layer."""
-        return "linear"
-
     def __post_init__(self) -> None:
-        """Refuse a width that is not a count."""
         require_count(f"{type(self).__name__}.width", self.width, remedy="the usual width is 64")
         super().__post_init__()
 
@@ -183,18 +166,8 @@ class ResNetConfig(ModelConfig):
 class ResNet18Config(ResNetConfig):
     """ResNet-18 for small images; ``width`` is that of the first stage, 64 in the field."""
 
-    normalize: Normalization | None = None
+    architecture = ResNet18
     facts = Facts(cost_rank=2, judged_at_once=2500, gradient_mib=4.5)
-
-    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> ResNet18:
-        """The network with weights drawn from torch's global generator."""
-        return ResNet18(
-            image_shape=image_shape,
-            num_classes=num_classes,
-            width=self.width,
-            normalize=self.normalize,
-            make_head=make_head,
-        )
 
     @classmethod
     def from_shapes(cls, shapes: Shapes) -> Self | None:
@@ -205,10 +178,10 @@ class ResNet18Config(ResNetConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LBGATTeacherConfig(ResNetConfig):
+class LBGATTeacherConfig(ResNetConfig):  # not recognized: weights of it are called and shaped as the usual one's
     """LBGAT's teacher: ResNet-18 whose second stage keeps the resolution."""
 
-    normalize: Normalization | None = None
+    architecture = ResNet18
 
     def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> ResNet18:
         """The network with weights drawn from torch's global generator."""
@@ -221,31 +194,14 @@ class LBGATTeacherConfig(ResNetConfig):
             make_head=make_head,
         )
 
-    @classmethod
-    def from_shapes(cls, shapes: Shapes) -> Self | None:
-        """Its weights are called and shaped as those of the usual one."""
-        del shapes
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class PreActResNet18Config(ResNetConfig):
     """Pre-activation ResNet-18 for small images; ``last_norm`` is the batch norm after the last block."""
 
     last_norm: bool = True
-    normalize: Normalization | None = None
+    architecture = PreActResNet18
     facts = Facts(cost_rank=3)
-
-    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> PreActResNet18:
-        """The network with weights drawn from torch's global generator."""
-        return PreActResNet18(
-            image_shape=image_shape,
-            num_classes=num_classes,
-            width=self.width,
-            last_norm=self.last_norm,
-            normalize=self.normalize,
-            make_head=make_head,
-        )
 
     @classmethod
     def from_shapes(cls, shapes: Shapes) -> Self | None:

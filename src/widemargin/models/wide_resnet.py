@@ -30,7 +30,7 @@ from widemargin.models.classifier import (
     is_count,
     require_count,
 )
-from widemargin.types import Head, MakeHead
+from widemargin.types import MakeHead
 
 Variant = Literal["trades", "madry"]
 LEAK = 0.1  # slope of the madry variant's LeakyReLU
@@ -79,11 +79,9 @@ class PreActivationBlock(nn.Module):
         """(B, in, H, W) to (B, out, H / stride, W / stride)."""
         active = self.act1(self.bn1(x))
         out = self.conv2(self.act2(self.bn2(self.conv1(active))))
-        return cast(Tensor, out + self._shortcut(active if self.changes_width else x))
-
-    def _shortcut(self, x: Tensor) -> Tensor:
         shortcut = self.convShortcut if self.poolpadShortcut is None else self.poolpadShortcut
-        return x if shortcut is None else cast(Tensor, shortcut(x))
+        x = active if self.changes_width else x
+        return cast(Tensor, out + (x if shortcut is None else shortcut(x)))
 
 
 class BlockGroup(nn.Module):
@@ -137,11 +135,6 @@ class WideResNet(Classifier):
             elif isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    @property
-    def head(self) -> Head:
-        """The layer under the public key ``fc``."""
-        return cast(Head, self.fc)
-
     def embed(self, x: Tensor) -> Tensor:
         """The average of the last feature map: (B, 64 * widen)."""
         x = self.block3(self.block2(self.block1(self.conv1(x))))
@@ -172,25 +165,12 @@ class WideResNetConfig(ModelConfig):
     depth: int = 34
     widen: int = 10
     variant: Variant = "madry"
-    normalize: Normalization | None = None
+    architecture = WideResNet
     facts = Facts(cost_rank=4)
 
     def __post_init__(self) -> None:
-        """Refuse a depth, width or variant that no WideResNet has."""
         check_wide_resnet("WideResNetConfig", depth=self.depth, widen=self.widen, variant=self.variant)
         super().__post_init__()
-
-    def network(self, image_shape: ImageShape, num_classes: int, make_head: MakeHead) -> WideResNet:
-        """The network with weights drawn from torch's global generator."""
-        return WideResNet(
-            image_shape=image_shape,
-            num_classes=num_classes,
-            depth=self.depth,
-            widen=self.widen,
-            variant=self.variant,
-            normalize=self.normalize,
-            make_head=make_head,
-        )
 
     def smoke(self) -> Self:
         """WRN-10-1: a block in each group."""
