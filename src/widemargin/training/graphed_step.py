@@ -16,7 +16,7 @@ same; they are not the CPU's numbers. A generator that no step of a kind has dra
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,36 +34,24 @@ from widemargin.training.step import EagerSteps, StepContext, Steps, refresh_net
 from widemargin.types import HasPhases, Nets
 
 
-class GraphInputs(Protocol):
-    """Holds a batch for a graph."""
-
-    def fill(self, batch: Batch) -> None:
-        """Take over a batch of the same kind."""
-        ...
-
-    def read(self) -> tuple[Tensor, Tensor]:
-        """(images, labels), inside the graph."""
-        ...
-
-
 class CopyInputs:
-    """The images and labels themselves."""
+    """Holds a batch for a graph: the images and labels themselves."""
 
     def __init__(self, batch: Batch) -> None:
         self._images, self._labels = torch.empty_like(batch.images), torch.empty_like(batch.labels)
 
     def fill(self, batch: Batch) -> None:
-        """Copy them."""
+        """Take over a batch of the same kind."""
         self._images.copy_(batch.images)
         self._labels.copy_(batch.labels)
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """The copies."""
+        """(images, labels), inside the graph."""
         return self._images, self._labels
 
 
 class GatherInputs:
-    """Positions and draws; the images and labels are made of them."""
+    """Holds positions and draws; the images and labels are made of them inside the graph."""
 
     def __init__(self, batch: LazyBatch, augmentation: DrawnBefore) -> None:
         self._data, self._augmentation = batch.data, augmentation
@@ -85,6 +73,9 @@ class GatherInputs:
 
     def _drawn(self, batch: LazyBatch) -> Tensor:
         return self._augmentation.draw(len(batch.rows), batch.generator())
+
+
+GraphInputs = CopyInputs | GatherInputs
 
 
 def inputs_for(batch: Batch) -> GraphInputs:
@@ -177,7 +168,7 @@ class CapturedStep:
 
     inputs: GraphInputs
     penalties: tuple[Penalty, ...]
-    epoch: int
+    context: "GraphStepContext"
     runs: int = 0
     drawn: set[str] = field(default_factory=set)
     """Which generators its steps have drawn from, once it has run."""
@@ -200,31 +191,34 @@ class GraphedSteps:
         self._names: set[str] = set()
         self._pool: Any = None
         self._captures, self._pace = True, Pace(self._device)
-        state.make_capturable()
+        for group in state.optimizer.param_groups:  # a graph can hold one fused update, the learning rate in a tensor
+            lr = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+            group.update(fused=True, foreach=False, lr=lr)
 
     def __call__(self, batch: Batch, context: StepContext) -> None:
         """Update the networks and the sums."""
         kind = self._kind(batch, context)
         self._adopt_sums()
         drawn = None if kind.graph is None else kind.drawn
-        self._context(kind).set_to(context, kind.penalties, batch.size, drawn)
+        kind.context.set_to(context, kind.penalties, batch.size, drawn)
         kind.inputs.fill(batch)
         if kind.graph is None:
-            with choosing_kernels(self._plan, self._device):
-                self._prepare(kind)
+            self._prepare(kind)
         if kind.graph is not None:
             kind.graph.replay()
         kind.runs += 1
         self._pace()
-        self._state.sums = self._sums = {name: self._totals[name] for name in self._seen(kind)}
+        self._names |= set(kind.names)
+        self._state.sums = self._sums = {name: self._totals[name] for name in self._totals if name in self._names}
 
     def _prepare(self, kind: CapturedStep) -> None:
         """Capture the step, or take it as it is where it is too early for that or a capture has failed."""
-        if self._captures and kind.runs >= WARM_UP:
-            self._capture(kind)
-        if kind.graph is None:
-            self._on_side_stream(lambda: self._step(kind))
-            kind.drawn |= self._context(kind).drawn(kind.penalties)
+        with choosing_kernels(self._plan, self._device):
+            if self._captures and kind.runs >= WARM_UP:
+                self._capture(kind)
+            if kind.graph is None:
+                self._on_side_stream(lambda: self._step(kind))
+                kind.drawn |= kind.context.drawn(kind.penalties)
 
     def _kind(self, batch: Batch, context: StepContext) -> CapturedStep:
         due = context.due(self._penalties)
@@ -234,11 +228,9 @@ class GraphedSteps:
         if key not in self._kinds:
             if not phased:
                 self._kinds = {k: v for k, v in self._kinds.items() if k[3] == at}
-            self._kinds[key] = CapturedStep(inputs_for(batch), due, context.epoch)
+            inputs = GraphStepContext(context.epoch, self._device, self._generators, self._factors)
+            self._kinds[key] = CapturedStep(inputs_for(batch), due, inputs)
         return self._kinds[key]
-
-    def _context(self, kind: CapturedStep) -> GraphStepContext:
-        return GraphStepContext(kind.epoch, self._device, self._generators, self._factors)
 
     def _step(self, kind: CapturedStep) -> None:
         refresh_networks(self._nets)
@@ -250,7 +242,7 @@ class GraphedSteps:
             kind.penalties,
             x,
             y,
-            self._context(kind),
+            kind.context,
             guard=self._state.guard,
         )
         kind.names = list(values)
@@ -299,10 +291,6 @@ class GraphedSteps:
             self._totals[name] = self._totals.get(name, torch.zeros((), dtype=torch.float64, device=self._device))
             self._totals[name].copy_(before.get(name, torch.zeros(())))
         self._names = set(before)
-
-    def _seen(self, kind: CapturedStep) -> list[str]:
-        self._names |= set(kind.names)
-        return [name for name in self._totals if name in self._names]
 
 
 def make_steps(plan: Plan, state: TrainState, config: RunConfig) -> Steps:

@@ -10,7 +10,7 @@ any more, so its weights are still those before that step; a run that skips leav
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -39,33 +39,34 @@ class NonfiniteStep:
     values: Tensors = field(default_factory=dict)
 
 
-class Guard(Protocol):
-    """Looks at a step's values; see the module."""
+class Guard:
+    """Looks at a step's values (see the module); this one lets everything pass."""
 
     def begin(self, step: int) -> None:
         """The number, since the beginning, of the next step."""
-        ...
 
     def remember(self) -> None:
         """Before the step: keep what its forwards may change."""
-        ...
 
     def passes(self, values: Tensors) -> bool:
         """After backward: whether the update may be made."""
-        ...
+        del values
+        return True
 
     def settle(self, values: Tensors) -> Tensors:
         """After the step, updated or not: put back what a bad one changed; the values that count."""
-        ...
+        return values
 
     def found(self, *, wait: bool) -> NonfiniteStep | None:
         """The step to stop at, if there was one; without ``wait`` only where that is known."""
-        ...
+        del wait
+        return None
 
 
-def make_guard(
-    nets: Nets, optimizer: torch.optim.Optimizer, on_nonfinite: str, *, fuse: bool = False
-) -> "HostGuard | DeviceGuard":
+NO_GUARD = Guard()
+
+
+def make_guard(nets: Nets, optimizer: torch.optim.Optimizer, on_nonfinite: str, *, fuse: bool = False) -> Guard:
     """The guard for this optimizer: a fused one, which it becomes with ``fuse``, can be masked."""
     for group in optimizer.param_groups if fuse else []:
         group.update(fused=True, foreach=False)
@@ -75,14 +76,13 @@ def make_guard(
     return HostGuard(nets, skips=skips)
 
 
-class HostGuard:
+class HostGuard(Guard):
     """Looks at every step at once; a bad one is not taken."""
 
     def __init__(self, nets: Nets, *, skips: bool) -> None:
         self._skips = skips
-        self._parameters = _named_parameters(nets)
-        self._buffers = _buffers(nets)
-        self._kept: list[Tensor] = []
+        self._parameters = _parameters(nets)
+        self._kept = _Snapshot(_buffers(nets))
         self._step = 0
         self._refused = False
         self._found: NonfiniteStep | None = None
@@ -93,15 +93,15 @@ class HostGuard:
 
     def remember(self) -> None:
         """Copy the buffers: batch-norm statistics move in the forward passes."""
-        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._kept.take()
 
     def passes(self, values: Tensors) -> bool:
         """False, with every buffer as it was, if anything is not finite."""
-        flags = _bad(values, self._parameters.values()).tolist()
+        bad = _bad(values, self._parameters)
+        flags = bad.tolist()
         self._refused = any(flags)
         if self._refused:
-            for buffer, kept in zip(self._buffers, self._kept, strict=True):
-                buffer.copy_(kept)
+            self._kept.put_back(bad.amax() > 0)
             names = [name for name, flag in zip(_names(values), flags, strict=True) if flag]
             seen = {name: value.detach().clone() for name, value in values.items()}
             self._found = None if self._skips else NonfiniteStep(self._step, tuple(names), seen)
@@ -109,10 +109,7 @@ class HostGuard:
 
     def settle(self, values: Tensors) -> Tensors:
         """A skipped step counts as nothing but a skipped step."""
-        if not self._skips:
-            return values
-        counted = {name: torch.zeros_like(value) for name, value in values.items()} if self._refused else values
-        return counted | {SKIPPED: torch.tensor(float(self._refused), device=values["samples"].device) * _one()}
+        return _counted(values, torch.tensor(self._refused, device=values["samples"].device)) if self._skips else values
 
     def found(self, *, wait: bool) -> NonfiniteStep | None:
         """The step this guard refused."""
@@ -120,12 +117,12 @@ class HostGuard:
         return self._found
 
 
-class DeviceGuard:
+class DeviceGuard(Guard):
     """Never waits: bad steps are masked on the device, and noted there."""
 
     def __init__(self, nets: Nets, optimizer: torch.optim.Optimizer, *, skips: bool) -> None:
         self._skips = skips
-        self._parameters = list(_named_parameters(nets).values())
+        self._parameters = _parameters(nets)
         device = self._parameters[0].device
         self._now = torch.zeros((), dtype=torch.int64, device=device)
         self._bad = torch.zeros((), dtype=torch.float32, device=device)
@@ -156,10 +153,7 @@ class DeviceGuard:
         """Put back, where the flag is set."""
         bad = self._bad > 0
         self._kept.put_back(bad)
-        if not self._skips:
-            return values
-        counted = {name: torch.where(bad, torch.zeros_like(value), value) for name, value in values.items()}
-        return counted | {SKIPPED: self._bad * _one()}
+        return _counted(values, bad) if self._skips else values
 
     def found(self, *, wait: bool) -> NonfiniteStep | None:
         """The first bad step, once the device is asked."""
@@ -223,14 +217,16 @@ def _extremes(gradients: Sequence[Tensor]) -> Tensor:
     return torch.stack([extreme for gradient in gradients for extreme in torch.aminmax(gradient)])
 
 
-def _one() -> float:
-    """What adds up to one over the processes that share the batch."""
+def _counted(values: Tensors, bad: Tensor) -> Tensors:
+    """A skipped step counts as nothing but a skipped step, one over all the processes that share the batch."""
     share = batch_share.current()
-    return 1.0 if share is None else 1.0 / (share.processes * share.weight)
+    one = 1.0 if share is None else 1.0 / (share.processes * share.weight)
+    counted = {name: torch.where(bad, torch.zeros_like(value), value) for name, value in values.items()}
+    return counted | {SKIPPED: bad.float() * one}
 
 
-def _named_parameters(nets: Nets) -> dict[str, nn.Parameter]:
-    return {f"{name}/{key}": p for name, net in nets.all().items() for key, p in net.named_parameters()}
+def _parameters(nets: Nets) -> list[nn.Parameter]:
+    return [parameter for net in nets.all().values() for parameter in net.parameters()]
 
 
 def _buffers(nets: Nets) -> list[Tensor]:

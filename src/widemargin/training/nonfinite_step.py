@@ -26,7 +26,7 @@ from widemargin.engine.plan import make_plan
 from widemargin.errors import InputError
 from widemargin.training.context import RunContext
 from widemargin.training.graphed_step import make_steps
-from widemargin.training.nonfinite import GRADIENT, NonfiniteStep, Tensors
+from widemargin.training.nonfinite import GRADIENT, Guard, NonfiniteStep, Tensors
 from widemargin.training.setup import make_state
 from widemargin.training.state import TrainState, mean_loss
 from widemargin.training.step import StepContext
@@ -40,7 +40,7 @@ MOST = 8
 
 def refuse_not_finite(state: TrainState, run: RunContext, *, wait: bool) -> None:
     """Stop at a step with a value that is not finite; the networks are as they were before it."""
-    found = None if state.guard is None else state.guard.found(wait=wait)
+    found = state.guard.found(wait=wait)
     if found is None:
         return
     context = run.step_context(state.epoch, found.step - state.epoch * run.batches.steps_per_epoch)
@@ -124,35 +124,19 @@ class ReplayedStep:
 
 
 @dataclass
-class _Recorder:
-    """A guard that lets no update through and keeps what it is shown."""
+class _Recorder(Guard):
+    """Lets no update through and keeps what it is shown."""
 
     nets: Nets
     values: Tensors = field(default_factory=dict)
     gradients: Tensors = field(default_factory=dict)
 
-    def begin(self, step: int) -> None:
-        """Nothing to note."""
-
-    def remember(self) -> None:
-        """Nothing to keep: the networks are thrown away."""
-
     def passes(self, values: Tensors) -> bool:
-        """Keep everything; never update."""
         self.values = {name: value.detach().clone() for name, value in values.items()}
         for name, net in self.nets.all().items():
             found = {f"{name}/{key}": p.grad.clone() for key, p in net.named_parameters() if p.grad is not None}
             self.gradients |= found
         return False
-
-    def settle(self, values: Tensors) -> Tensors:
-        """As they are."""
-        return values
-
-    def found(self, *, wait: bool) -> NonfiniteStep | None:
-        """Nothing stops a replay."""
-        del wait
-        return None
 
 
 def replay(folder: str | Path, *, device: str = "auto", engine: str | None = None) -> ReplayedStep:

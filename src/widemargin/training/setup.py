@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import TypedDict
+from functools import partial
 
 import torch
 
@@ -15,11 +15,7 @@ from widemargin.distributed.group import Processes
 from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.models.classifier import build_model
-from widemargin.training.state import (
-    TrainState,
-    make_average,
-    make_optimizer,
-)
+from widemargin.training.state import TrainState, make_average, make_optimizer
 from widemargin.types import Nets
 
 
@@ -47,13 +43,6 @@ class Splits:
 
 def _sizes(data: ImageSet) -> str:
     return f"{tuple(data.image_shape)} in {data.num_classes} classes"
-
-
-class Sizes(TypedDict):
-    """What the data decides about a model."""
-
-    image_shape: tuple[int, int, int]
-    num_classes: int
 
 
 def load_splits(config: DataConfig, *, seed: int, data_dir: str | None, device: torch.device) -> Splits:
@@ -105,12 +94,12 @@ def make_batches(config: RunConfig, train: ImageSet) -> Batches:
 
 def make_state(config: RunConfig, train: ImageSet) -> TrainState:
     """A fresh model and optimizer on the data's device."""
-    sizes: Sizes = {"image_shape": train.image_shape, "num_classes": train.num_classes}
-    model = build_model(config.model, **sizes, seed=config.seed, make_head=config.head).to(train.device)
+    build = partial(build_model, image_shape=train.image_shape, num_classes=train.num_classes)
+    model = build(config.model, seed=config.seed, make_head=config.head).to(train.device)
     teacher = None
     if config.teacher is not None:
         seed = randomness.derived_seed(config.seed, "teacher")
-        teacher = build_model(config.teacher, **sizes, seed=seed).to(train.device).train()
+        teacher = build(config.teacher, seed=seed).to(train.device).train()
     nets = Nets(model=model.train(), teacher=teacher)
     _check_storable(nets)
     averaging, optimizer = config.averaging, make_optimizer(nets, config.optimizer)

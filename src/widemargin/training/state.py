@@ -26,7 +26,7 @@ from widemargin.config.run import OptimizerConfig
 from widemargin.distributed.group import Processes
 from widemargin.distributed.sync_batch_norm import STATISTICS
 from widemargin.errors import InputError
-from widemargin.training.nonfinite import Guard
+from widemargin.training.nonfinite import NO_GUARD, Guard
 from widemargin.types import AfterAverage, Nets
 
 Tensors = dict[str, Tensor]
@@ -68,7 +68,7 @@ class TrainState:
     best_averaged: Best | None = None
     metrics: dict[int, int] = field(default_factory=dict)
     """Epoch -> the digest of its line in the metrics (``run_folder``)."""
-    guard: Guard | None = None
+    guard: Guard = NO_GUARD
     """What looks for values that are not finite; no part of what a resumed run needs."""
     saved_at: float = -math.inf
     """When the last checkpoint was written, by ``time.monotonic``; no part of it either."""
@@ -94,21 +94,13 @@ class TrainState:
     def lay_out(self, *, channels_last: bool) -> None:
         """Put convolution weights, their momenta and their averages into the layout convolutions prefer."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        for _, parameter in self._parameters():
+        averaged = [] if self.average is None else self.average.parameters()
+        for parameter in (*(trained for _, trained in self._parameters()), *averaged):
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=layout)
                 momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
                 if momentum is not None:
                     self.optimizer.state[parameter]["momentum_buffer"] = momentum.contiguous(memory_format=layout)
-        for parameter in [] if self.average is None else self.average.parameters():
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=layout)
-
-    def make_capturable(self) -> None:
-        """Let a CUDA graph hold the update: one fused kernel, the learning rate in a tensor."""
-        for group in self.optimizer.param_groups:
-            device = group["params"][0].device
-            group.update(fused=True, foreach=False, lr=torch.tensor(float(group["lr"]), device=device))
 
     def tensors(self) -> Tensors:
         """What resuming needs besides the weights of ``eval_model``."""
@@ -137,7 +129,8 @@ class TrainState:
                 self.optimizer.state[parameter]["momentum_buffer"] = momenta[name].to(device)
         for name, net in self._other_networks().items():
             net.load_state_dict(_with_prefix(name, stored))
-        self.best, self.best_averaged = (_best(stored.get(name)) for name in BEST_TENSORS)
+        found = (stored[name].tolist() if name in stored else None for name in BEST_TENSORS)
+        self.best, self.best_averaged = (None if best is None else Best(best[0], int(best[1])) for best in found)
         self.metrics = dict(stored["metrics"].tolist()) if "metrics" in stored else {}
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -149,10 +142,6 @@ class TrainState:
         """Those whose weights are not the checkpoint's own: a teacher, and of model and average the other one."""
         networks = self.nets.all() | ({} if self.average is None else {"average": self.average})
         return {name: net for name, net in networks.items() if net is not self.eval_model}
-
-
-def _best(stored: Tensor | None) -> Best | None:
-    return None if stored is None else Best(score=float(stored[0]), epoch=int(stored[1]))
 
 
 def _with_prefix(prefix: str, stored: Tensors) -> Tensors:

@@ -7,6 +7,7 @@ batch (``core.batch_share``) add up their gradients before the update, so all of
 ``take_step`` is the step; ``EagerSteps`` takes a run's steps with it one by one, ``graphed_step`` captures it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from widemargin.engine.fast_model import FastNetwork
 from widemargin.engine.plan import Plan, choosing_kernels
 from widemargin.heads.training import after_update
 from widemargin.regularizers.penalty import Penalty
-from widemargin.training.nonfinite import Guard
+from widemargin.training.nonfinite import NO_GUARD, Guard
 from widemargin.training.state import TrainState
 from widemargin.types import Nets, Objective
 
@@ -104,11 +105,10 @@ def take_step(
     y: Tensor,
     context: StepInputs,
     *,
-    guard: Guard | None = None,
+    guard: Guard = NO_GUARD,
 ) -> dict[str, Tensor]:
     """Update the networks once, if the guard lets it, with these penalties; returns per-sample values (B,)."""
-    if guard is not None:
-        guard.remember()
+    guard.remember()
     outcome = objective(nets, x, y, epoch=context.epoch, generator=context.generator("attack"))
     total, values = outcome.loss, {"loss": outcome.loss, "correct": outcome.logits.argmax(1) == y, **outcome.terms}
     average_own_statistics(nets)
@@ -120,11 +120,11 @@ def take_step(
     batch_share.part_of_mean(total).backward()
     reduce_gradients(nets)
     values |= {"total": total, "samples": torch.ones_like(total)}
-    if guard is None or guard.passes(values):
+    if guard.passes(values):
         optimizer.step()
         for net in nets.all().values():
             after_update(net)
-    return values if guard is None else guard.settle(values)
+    return guard.settle(values)
 
 
 LR_WRITTEN = "lr_written"
@@ -141,14 +141,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group[LR_WRITTEN] = group["lr"].data_ptr(), lr
 
 
-class Steps(Protocol):
-    """How a run takes its steps."""
-
-    def __call__(self, batch: Batch, context: StepContext) -> None:
-        """Update the state's networks and add the step's values to its sums."""
-        ...
-
-
+Steps = Callable[[Batch, StepContext], None]
+"""How a run takes its steps: it updates the state's networks and adds the step's values to the state's sums."""
 EAGER = Plan()
 
 

@@ -208,8 +208,7 @@ def train_epoch(state: TrainState, run: RunContext, display: TrainingDisplay) ->
     images = 0
     for batch in run.batches.epoch(state.epoch, state.step):
         context = run.step_context(state.epoch, batch.step)
-        if state.guard is not None:
-            state.guard.begin(context.total_steps)
+        state.guard.begin(context.total_steps)
         set_learning_rate(state.optimizer, run.learning_rate(context))
         run.steps(batch, context)
         refuse_not_finite(state, run, wait=context.total_steps % LOOK_EVERY == 0)
