@@ -70,6 +70,19 @@ def golden_net(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module
 # Other small networks
 
 
+class Network(nn.Module):
+    """A forward, given the network and the images, and the parts it needs."""
+
+    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.run = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
 def smooth_net(num_classes: int = 4, shape: tuple[int, ...] = (1, 3, 5), seed: int = 0) -> nn.Module:
     """A two-layer tanh network in float64: a second derivative everywhere."""
     size = int(np.prod(shape))
@@ -148,6 +161,11 @@ def jacobian_rows(model: nn.Module, sample: Tensor, *, create_graph: bool = Fals
             for j in range(len(logits))
         ]
     return logits, torch.stack([row.flatten() for row in rows])
+
+
+def jacobian_slowly(model: nn.Module, x: Tensor) -> Tensor:
+    """(B, K, D)."""
+    return torch.stack([jacobian_rows(model, sample)[1] for sample in x.split(1)])
 
 
 def exact_emr_slowly(model: nn.Module, x: Tensor) -> Tensor:

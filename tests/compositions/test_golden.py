@@ -9,9 +9,17 @@ import torch
 from torch import Tensor, nn
 
 import widemargin
-from oracles import assert_all_close, assert_close_to_largest, golden, golden_net, parameter_gradients, under
+from oracles import (
+    assert_all_close,
+    assert_close_to_largest,
+    golden,
+    golden_net,
+    jacobian_slowly,
+    parameter_gradients,
+    under,
+)
 from widemargin.data import Batch
-from widemargin.gradients.jacobian import logit_jacobian, logit_jacobian_slowly
+from widemargin.gradients.jacobian import logit_jacobian
 from widemargin.objectives import Adversarial, Mart, Trades
 from widemargin.regularizers import InputGradient, Penalty
 from widemargin.training import StepContext, train_step
@@ -85,7 +93,7 @@ class TestPenalties:
         check_gradients(model, released, f"{net}/igr/grad/", 1e-4, stored_in="igr")
 
 
-@pytest.mark.parametrize("jacobian", [logit_jacobian, logit_jacobian_slowly])
+@pytest.mark.parametrize("jacobian", [logit_jacobian, jacobian_slowly])
 def test_jacobian(jacobian: Callable[[nn.Module, Tensor], Tensor]) -> None:
     model, x, _ = golden_net("mlp")
     torch.testing.assert_close(jacobian(model, x).flatten(2), golden("emr")["mlp/jacobian"], rtol=RTOL, atol=ATOL)

@@ -10,17 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from oracles import (
-    assert_all_close,
-    exact_emr_slowly,
-    images,
-    labels,
-    parameter_gradients,
-    relu_net,
-    seeded,
-    troublesome_net,
-)
-from widemargin import ExactEMR, InputError
+from oracles import assert_all_close, exact_emr_slowly, images, labels, parameter_gradients, seeded, troublesome_net
+from widemargin import InputError
 from widemargin.gradients.double_backward import differentiable_twice
 from widemargin.gradients.squared_norms import by_double_backward
 
@@ -151,24 +142,18 @@ def test_the_stock_operators_do_get_it_wrong() -> None:
     assert not torch.allclose(wrong, right, rtol=1e-2)
 
 
-class ForcesTraining(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
+class ForcesTraining(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(F.batch_norm(x, None, None, training=True))
+        return F.batch_norm(x, self.running_mean, self.running_var, training=True)
 
 
 @pytest.mark.parametrize("name", PENALTIES)
-@pytest.mark.parametrize(
-    "model",
-    [nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)), ForcesTraining()],
-    ids=["no statistics", "forced training"],
-)
-def test_batch_norm_that_couples_the_samples_is_refused(name: str, model: nn.Module) -> None:
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(6, track_running_stats=False), ForcesTraining(6)])
+def test_batch_norm_that_couples_the_samples_is_refused_and_keeps_its_statistics(name: str, norm: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), norm, nn.Linear(6, 3))
     with pytest.raises(InputError, match=r"batch norm without running statistics .* Use running statistics or another"):
         PENALTIES[name](model, images(4, 6, dtype=torch.float32), labels(4, 3))
+    assert norm.running_mean is None or not norm.running_mean.any()
 
 
 class Flops(TorchDispatchMode):
@@ -208,13 +193,3 @@ def test_the_zero_branch_of_relu_is_gone() -> None:
     forward = flops(lambda: model(x))
     assert flops(stock) > 5.5 * forward
     assert flops(ours) < 4.1 * forward
-
-
-def test_relu_masks_do_not_change_the_gradient_of_a_whole_network() -> None:
-    model, x = relu_net(), images(3, 1, 3, 5)
-    assert_all_close(
-        parameter_gradients(model, ExactEMR()(model, x).sum()),
-        parameter_gradients(model, exact_emr_slowly(model, x).sum()),
-        rtol=1e-12,
-        atol=1e-14,
-    )

@@ -3,64 +3,53 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from sweep_checks import PENALTIES, drawn, penalty_of
 from torch import Tensor, nn
 from torch._dynamo import eval_frame
 from torch.utils.checkpoint import checkpoint
 
-from oracles import images, labels, parameter_gradients, seeded
-from widemargin import ApproximateEMR, ExactEMR, StochasticEMR, effective_margin, evaluate
+from oracles import Network, images, labels, parameter_gradients, seeded
+from widemargin import ApproximateEMR, effective_margin, evaluate
 from widemargin.gradients.double_backward import differentiable_twice
-from widemargin.regularizers import InputGradient
-
-PENALTIES = [ApproximateEMR(), ExactEMR(), ExactEMR(classes_at_once=2), StochasticEMR(projections=2), InputGradient()]
 
 
-class Noise(nn.Module):
+def noise(self: Network, x: Tensor) -> Tensor:
     """Random in training, and not for the tape at any time."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.softsign(x + torch.randn_like(x) if self.training else x)
+    return F.softsign(x + torch.randn_like(x) if self.training else x)
 
 
-class Attention(nn.Module):
+def attention(self: Network, x: Tensor) -> Tensor:
     """Over the rows of an image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all = nn.Linear(6, 18)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.all(x).chunk(3, dim=-1)
-        return F.scaled_dot_product_attention(q, k, v)
+    return F.scaled_dot_product_attention(*self.all(x).chunk(3, dim=-1))
 
 
 PARTS: dict[str, Callable[[], nn.Module]] = {
     "relu and batch norm": lambda: nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.ReLU()),
     "dropout": lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.GELU()),
-    "random in training": lambda: nn.Sequential(nn.Linear(6, 6), Noise(), nn.Linear(6, 6)),
-    "attention": Attention,
+    "random in training": lambda: nn.Sequential(nn.Linear(6, 6), Network(noise), nn.Linear(6, 6)),
+    "attention": lambda: Network(attention, all=nn.Linear(6, 18)),
 }
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, make: Callable[[], nn.Module], checkpointed: bool) -> None:
-        super().__init__()
-        self.part, self.last, self.checkpointed = make(), nn.Linear(60, 3), checkpointed
+def plain(self: Network, x: Tensor) -> Tensor:
+    return self.last(self.part(x).flatten(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        found = checkpoint(self.part, x, use_reentrant=False) if self.checkpointed else self.part(x)
-        return self.last(found.flatten(1))
+
+def checkpointed(self: Network, x: Tensor) -> Tensor:
+    return self.last(checkpoint(self.part, x, use_reentrant=False).flatten(1))
 
 
 def pair(name: str, training: bool) -> list[nn.Module]:
     """The same network without and with a checkpoint."""
-    return [seeded(0, partial(Checkpointed, PARTS[name], kind)).double().train(training) for kind in (False, True)]
+    forwards = (plain, checkpointed)
+    return [
+        seeded(0, lambda f=f: Network(f, part=PARTS[name](), last=nn.Linear(60, 3))).train(training) for f in forwards
+    ]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -71,9 +60,8 @@ class TestCheckpointed:
         x, y = images(4, 2, 5, 6), labels(4, 3)
         found = []
         for model in pair(name, training):
-            options = {"generator": torch.Generator().manual_seed(0)}
-            value = emr.value(model, x, y, **options)
-            penalty = emr(model, x, y, generator=torch.Generator().manual_seed(0))
+            penalty = penalty_of(emr, model, x)
+            value = PENALTIES[emr].value(model, x, y, generator=drawn())
             torch.testing.assert_close(value, penalty)
             found.append((value, parameter_gradients(model, penalty.sum())))
         torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)

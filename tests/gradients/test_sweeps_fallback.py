@@ -11,21 +11,30 @@ from sweep_checks import (
     Apply,
     check,
     check_layers,
+    gradients_of,
     is_recorded,
     net,
     penalties_slowly,
     penalty_of,
-    uneven_gradients,
 )
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import parametrizations
-from torch.utils.checkpoint import checkpoint
 
-from oracles import effective_margin_slowly, images, labels, relu_net, seeded, smooth_net
+from oracles import (
+    Network,
+    assert_all_close,
+    effective_margin_slowly,
+    images,
+    jacobian_slowly,
+    labels,
+    relu_net,
+    seeded,
+    smooth_net,
+)
 from widemargin import ApproximateEMR, ExactEMR, InputError, effective_margin
-from widemargin.gradients.jacobian import logit_jacobian, logit_jacobian_slowly
+from widemargin.gradients.jacobian import logit_jacobian
 
 
 def made_up(forward: Callable[[Any, Tensor], Tensor]) -> type[Function]:
@@ -74,6 +83,13 @@ def stop(h: Tensor) -> Tensor:
         return h * 2
 
 
+def hooked(h: Tensor) -> Tensor:
+    h = h * 1
+    if h.requires_grad:
+        h.register_hook(lambda gradient: 2 * gradient)
+    return h
+
+
 OUTSIDE = torch.linspace(0.5, 1.5, 6, dtype=torch.float64)
 
 FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
@@ -92,14 +108,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] 
     "pool with places": (lambda h: F.max_pool1d(h, 2, return_indices=True)[0], ()),
     "vmap": (lambda h: torch.vmap(torch.relu)(h), ()),
     "other namespace": (lambda h: torch.ops.aten.tanh(h), ()),
+    "hook on an activation": (hooked, ()),
+    "relu by name": (lambda h: torch.relu(input=torch.sinc(h)), ()),
+    "mixed by fourier": (lambda h: h + torch.fft.fft(h).real, ()),
+    "filtered": (lambda h: h + torch.fft.irfft(torch.fft.rfft(h) * 0.5, n=6), ()),
 }
-
-
-def _hooked(h: Tensor) -> Tensor:
-    h = h * 1
-    if h.requires_grad:
-        h.register_hook(lambda gradient: 2 * gradient)
-    return h
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -148,14 +161,6 @@ def into_an_out(h: Tensor, g: Tensor) -> Tensor:
     return h * torch.cat([scale, scale])
 
 
-def mixed_by_fourier(h: Tensor) -> Tensor:
-    return h + torch.fft.fft(h).real
-
-
-def filtered(h: Tensor) -> Tensor:
-    return h + torch.fft.irfft(torch.fft.rfft(h) * 0.5, n=8)
-
-
 FILLED: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "a triangle": (triangular, ((36,),)),
     "half a scale": (scaled_half, ((4,),)),
@@ -163,15 +168,12 @@ FILLED: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "written into a slice": (written_into_a_slice, ()),
     "experts": (experts, ((4,),)),
     "into an out": (into_an_out, ((4,),)),
-    "mixed by fourier": (mixed_by_fourier, ()),
-    "filtered": (filtered, ()),
-    "relu by name": (lambda h: torch.relu(input=torch.sinc(h)), ()),
 }
-"""Tensors that a forward makes and then fills, and complex numbers: never taken for what they are not."""
+"""Tensors that a forward makes and then fills: never taken for what they are not."""
 
 
 @pytest.mark.parametrize("name", FILLED)
-def test_filled_tensors_and_complex_numbers(name: str) -> None:
+def test_filled_tensors(name: str) -> None:
     function, sizes = FILLED[name]
     check_layers(lambda: nn.Linear(5, 8), lambda: Apply(function, *sizes), shape=(5,), recorded=name == "into an out")
 
@@ -187,10 +189,10 @@ def masked(h: Tensor) -> Tensor:
 @pytest.mark.parametrize("odd", [signed_root, masked])
 def test_a_relu_stops_an_infinity(odd: Callable[[Tensor], Tensor]) -> None:
     model, x = seeded(0, lambda: net(nn.Linear(5, 8), Apply(odd), shape=(5,))), images(3, 5)
-    rows = logit_jacobian_slowly(model, x)
+    rows = jacobian_slowly(model, x)
     assert rows.isfinite().all()
     torch.testing.assert_close(logit_jacobian(model, x), rows)
-    expected = rows.flatten(1).square().sum(1)
+    expected = rows.square().sum((1, 2))
     torch.testing.assert_close(ExactEMR().value(model, x), expected)
     torch.testing.assert_close(ExactEMR()(model, x).detach(), expected)
     y = labels(3, 3)
@@ -240,11 +242,6 @@ def test_constants_made_on_the_way() -> None:
     check(network(scaled), images(3, 5), like=network(plain))
 
 
-def test_hook_on_an_activation() -> None:
-    model = seeded(0, lambda: net(nn.Linear(5, 6), Apply(_hooked), nn.Tanh(), shape=(5,)))
-    check(model, images(3, 5), recorded=False)
-
-
 def test_hook_on_the_backward_pass_of_a_module() -> None:
     model = seeded(0, lambda: net(nn.Linear(5, 6), nn.Tanh(), shape=(5,)))
     model[0][1].register_full_backward_hook(lambda _module, gradients, _: (2 * gradients[0],))
@@ -259,59 +256,34 @@ def test_forward_hook_that_changes_the_output() -> None:
     check(model, images(3, 5))
 
 
-def test_result_written_into_a_tensor_is_refused_as_torch_does() -> None:
-    def written(h: Tensor) -> Tensor:
-        return torch.mul(h, 2, out=torch.empty_like(h))
-
-    model = seeded(0, lambda: nn.Sequential(nn.Linear(5, 6), Apply(written), nn.Linear(6, 3)))
-    with pytest.raises(RuntimeError, match=r"out=.* don't support automatic differentiation"):
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda h: torch.mul(h, 2, out=torch.empty_like(h)), r"out=.* don't support automatic differentiation"),
+        (lambda h: h * float(h.numpy().sum()), "Can't call numpy"),
+    ],
+)
+def test_what_torch_refuses_is_refused_in_its_words(function: Callable[[Tensor], Tensor], says: str) -> None:
+    model = seeded(0, lambda: nn.Sequential(nn.Linear(5, 6), Apply(function), nn.Linear(6, 3)))
+    with pytest.raises(RuntimeError, match=says):
         penalty_of("exact", model, images(3, 5))
-
-
-def test_numpy_is_refused_as_torch_does() -> None:
-    model = seeded(0, lambda: nn.Sequential(nn.Linear(5, 3), Apply(lambda h: h * float(h.numpy().sum()))))
-    with pytest.raises(RuntimeError, match="Can't call numpy"):
-        penalty_of("exact", model, images(3, 5))
-
-
-def test_checkpoint() -> None:
-    inner = seeded(0, lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh()))
-
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.inner, self.last = nn.Linear(5, 6), inner, nn.Linear(6, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(checkpoint(self.inner, self.first(x), use_reentrant=False))
-
-    check(seeded(0, Checkpointed), images(3, 5))
 
 
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("make", [smooth_net, relu_net])
 def test_hooks_on_saved_tensors(name: str, make: Callable[[], nn.Module]) -> None:
     model, x = make(num_classes=3), images(3, 1, 3, 5)
-    expected = uneven_gradients(model, penalties_slowly(model, x)[name])
+    expected = gradients_of(model, penalties_slowly(model, x)[name])
     packed = []
     with saved_tensors_hooks(lambda tensor: packed.append(tensor.shape) or tensor, lambda tensor: tensor):
-        gradients = uneven_gradients(model, penalty_of(name, model, x))
+        gradients = gradients_of(model, penalty_of(name, model, x))
     assert packed
-    for key, right in expected.items():
-        torch.testing.assert_close(gradients[key], right, rtol=1e-9, atol=1e-12)
+    assert_all_close(gradients, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_python_state_that_changes_between_calls() -> None:
-    class Alternating(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([relu_net(3), smooth_net(3)])
-            self.turn = 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers[self.turn](x)
-
-    model, x = Alternating(), images(3, 1, 3, 5)
+    layers = nn.ModuleList([relu_net(3), smooth_net(3)])
+    model, x = Network(lambda self, x: self.layers[self.turn](x), layers=layers), images(3, 1, 3, 5)
     for turn in (0, 1, 0):
         model.turn = turn
         check(model, x)
@@ -335,61 +307,20 @@ def test_only_biases_of_a_piecewise_linear_model(name: str) -> None:
             penalty_of(name, model, x).sum().backward()
         return
     actual, expected = penalty_of(name, model, x), penalties_slowly(model, x)[name]
-    for key, right in uneven_gradients(model, expected).items():
-        torch.testing.assert_close(uneven_gradients(model, actual)[key], right, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("shown", [torch.inference_mode, torch.no_grad])
-def test_model_without_gradients_is_refused(shown: Callable[[], Any]) -> None:
-    class Hidden(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(5, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with shown():
-                return self.layer(x)
-
-    for emr in (ApproximateEMR(), ExactEMR()):
-        with pytest.raises(InputError, match="logits carry no gradient"):
-            emr(seeded(0, Hidden), images(3, 5))
-
-
-def test_batch_norm_that_couples_samples_keeps_its_statistics() -> None:
-    class Forced(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.layer = nn.BatchNorm1d(5), nn.Linear(5, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            norm = self.norm
-            return self.layer(F.batch_norm(x, norm.running_mean, norm.running_var, training=True))
-
-    model = seeded(0, Forced)
-    with pytest.raises(InputError, match="batch norm without running statistics"):
-        ExactEMR()(model, images(3, 5))
-    assert torch.equal(model.norm.running_mean, torch.zeros(5, dtype=torch.float64))
+    assert_all_close(gradients_of(model, actual), gradients_of(model, expected), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("generated", [True, False])
 def test_a_buffer_that_carries_a_gradient(generated: bool) -> None:
     """Weights that a part of the model makes and keeps as a buffer, or a buffer that is itself trained."""
 
-    class Generated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.generator = nn.Linear(5, 6), nn.Linear(4, 18)
-            self.register_buffer("weight", torch.randn(3, 6))
+    def make() -> nn.Module:
+        parts = {"body": nn.Linear(5, 6), "generator": nn.Linear(4, 18), "weight": nn.Buffer(torch.randn(3, 6))}
+        return Network(lambda self, x: F.linear(torch.relu(self.body(x)), self.weight), **parts)
 
-        def make(self) -> None:
-            ones = torch.ones(4, dtype=torch.float64)
-            self.weight = self.generator(ones).view(3, 6) if generated else self.weight.requires_grad_(True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.linear(torch.relu(self.body(x)), self.weight)
-
-    model, x = seeded(0, Generated), images(3, 5)
-    model.make()
+    model, x = seeded(0, make), images(3, 5)
+    ones = torch.ones(4, dtype=torch.float64)
+    model.weight = model.generator(ones).view(3, 6) if generated else model.weight.requires_grad_(True)
     trained = model.generator.weight if generated else model.weight
     assert not is_recorded(model, x)
     for name, expected in penalties_slowly(model, x).items():
@@ -404,21 +335,13 @@ def test_a_buffer_that_carries_a_gradient(generated: bool) -> None:
 def test_frozen_parameters_that_are_not_read_may_change(name: str) -> None:
     """A momentum encoder, say, which the next training pass moves."""
 
-    class Followed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.follower = relu_net(num_classes=3), nn.Linear(3, 3).requires_grad_(False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
-    model, x = Followed(), images(3, 1, 3, 5)
-    expected = uneven_gradients(model, penalty_of(name, model, x))
+    follower = nn.Linear(3, 3).requires_grad_(False)
+    model, x = Network(lambda self, x: self.net(x), net=relu_net(3), follower=follower), images(3, 1, 3, 5)
+    expected = gradients_of(model, penalty_of(name, model, x))
     penalty = penalty_of(name, model, x)
     with torch.no_grad():
         model.follower.weight.mul_(0.5)
-    found = uneven_gradients(model, penalty)
-    assert all(torch.equal(found[key], right) for key, right in expected.items())
+    assert_all_close(gradients_of(model, penalty), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["scripted", "traced", "traced in training mode"])

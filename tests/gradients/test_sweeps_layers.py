@@ -7,19 +7,10 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from sweep_checks import (
-    Apply,
-    check,
-    check_layers,
-    is_recorded,
-    net,
-    penalties_slowly,
-    penalty_of,
-    uneven_gradients,
-)
+from sweep_checks import Apply, check, check_layers, gradients_of, is_recorded, net, penalties_slowly, penalty_of
 from torch import Tensor, nn
 
-from oracles import images, seeded
+from oracles import assert_all_close, images, seeded
 from widemargin.gradients.sweeps.rules import AVERAGES, BY_HAND, CURVED, NAMES, PIECEWISE, SHAPES
 
 Make = Callable[[], nn.Module]
@@ -214,9 +205,8 @@ def test_detour_through_float32() -> None:
     x = images(3, 4)
     assert is_recorded(model, x)
     for name, expected in penalties_slowly(model, x).items():
-        gradients = uneven_gradients(model, penalty_of(name, model, x))
-        for key, right in uneven_gradients(model, expected).items():
-            torch.testing.assert_close(gradients[key], right, rtol=1e-4, atol=1e-6)
+        found = gradients_of(model, penalty_of(name, model, x))
+        assert_all_close(found, gradients_of(model, expected), rtol=1e-4, atol=1e-6)
 
 
 ARITHMETIC: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {

@@ -11,7 +11,7 @@ product. A model whose batch norm couples the samples has no per-sample input gr
 
 **Measure** (``jacobian``): margins, ``regularizer.value``. One forward pass with its graph, then one backward pass per
 vector, batched over vectors. No graph of the result. Takes any model that autograd takes; works under ``no_grad`` and
-``inference_mode``. ``logit_jacobian_slowly``, one sample and one class at a time, is what the rest is tested against.
+``inference_mode``.
 
 **Fast** (``sweeps``): a penalty's first choice. dP = 2 sum_m d<c_m, J v_m> at v = c J held fixed, whatever the model,
 so no graph of a graph is needed. The model's own forward runs once and is recorded as a tape of layers; an adjoint

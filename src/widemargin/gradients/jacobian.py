@@ -116,15 +116,3 @@ def logit_jacobian(model: nn.Module, x: Tensor, *, classes_at_once: int = 16) ->
         classes, chunks = EveryClass(logits), in_chunks(logits.shape[1], classes_at_once)
         rows = [vector_jacobian_products(logits, leaf, classes[c], keep_graph=c != chunks[-1]) for c in chunks]
         return torch.cat(rows).transpose(0, 1)
-
-
-def logit_jacobian_slowly(model: nn.Module, x: Tensor) -> Tensor:
-    """The same one sample and one class at a time, with nothing clever: what the rest is tested against."""
-    samples = []
-    with evaluating(model), torch.enable_grad():
-        for sample in x.detach().split(1):
-            leaf = sample.clone().requires_grad_(True)
-            logits = model(leaf)[0]
-            rows = [torch.autograd.grad(logit, leaf, retain_graph=True)[0][0] for logit in logits]
-            samples.append(torch.stack(rows))
-    return torch.stack(samples)
