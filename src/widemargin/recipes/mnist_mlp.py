@@ -12,17 +12,15 @@ m = 4 learns with the slower, original annealing alone and has recipes of its ow
 from dataclasses import replace
 
 from widemargin.attacks.pgd import PGD
-from widemargin.config.run import DataConfig, EMRConfig, EvaluationConfig, OptimizerConfig, RunConfig, WatchConfig
+from widemargin.config.run import DataConfig, EvaluationConfig, OptimizerConfig, RunConfig, WatchConfig
 from widemargin.heads.large_margin import GeometricAnnealing, LargeMargin, PowerAnnealing
-from widemargin.heads.linear import Linear
 from widemargin.models.mlp import MLPConfig
 from widemargin.objectives.adversarial import Adversarial
 from widemargin.objectives.standard import Standard
-from widemargin.recipes.recipe import Recipe, published
+from widemargin.recipes.recipe import Recipe
+from widemargin.recipes.small_networks import DECAYS, SmallNetwork
 from widemargin.schedules import Steps
-from widemargin.types import MakeHead, Objective, Point
 
-TABLE = "table1_mnist_mlp"
 ATTACK = PGD(eps=0.1, step_size=0.01, steps=20)
 ST = Standard()
 AT = Adversarial(attack=replace(ATTACK, random_start="uniform"))
@@ -33,69 +31,33 @@ REPRODUCES = (
     "the recipe has m = 1, plain softmax without a bias, as the paper's row seems to; m = 4: at-lsoftmax-m4-wd..."
 )
 LEARNS = "m = 4 with the original, slow annealing; the paper's rows seem to have m = 1"
-DECAYS = (0.01, 0.001, 0.0001)
-TEMPERATURE = "the paper does not state the temperature of this row; 1 is used"
-
-
-def _run(
-    name: str,
-    objective: Objective,
-    weight_decay: float,
-    *,
-    emr: EMRConfig | None = None,
-    head: MakeHead = Linear(),  # noqa: B008 - immutable
-) -> RunConfig:
-    return RunConfig(
-        name=f"mnist-mlp/{name}",
+ST_DECAYS = (0.1, *DECAYS)
+MLP = SmallNetwork(
+    base=RunConfig(
+        name="mnist-mlp",
         epochs=50,
         batch_size=100,
         data=DataConfig(name="mnist"),
         model=MLPConfig(init="he"),
-        head=head,
-        objective=objective,
-        optimizer=OptimizerConfig(
-            lr=0.01, momentum=0.9, weight_decay=weight_decay, schedule=Steps(milestones=(30,), factor=0.1)
-        ),
-        emr=emr,
+        optimizer=OptimizerConfig(lr=0.01, momentum=0.9, schedule=Steps(milestones=(30,), factor=0.1)),
         watch=WatchConfig(every=5, attack=ATTACK, margin_samples=10_000),
         evaluation=EvaluationConfig(attacks=("clean", "pgd20"), eps=0.1, step_size=0.01),
-    )
-
-
-def _decays(
-    name: str, row: str, objective: Objective, decays: tuple[float, ...], head: LargeMargin, note: str = ""
-) -> list[Recipe]:
-    """A baseline at each weight decay, plain and with L-Softmax."""
-    plain = [(_run(f"{name}-wd{decay:g}", objective, decay), row, "") for decay in decays]
-    large = [
-        (_run(f"{name}-lsoftmax-wd{decay:g}", objective, decay, head=head), f"{row}+LSoftmax", note) for decay in decays
-    ]
-    return [
-        Recipe(config=config, published=published(TABLE, label, weight_decay=config.optimizer.weight_decay), note=note)
-        for config, label, note in [*plain, *large]
-    ]
-
-
-def _emr_rows(name: str, row: str, objective: Objective, exact: float, approximate: float, at: Point) -> list[Recipe]:
-    exact_emr = EMRConfig(kind="exact", weight=exact, at=at, scaling="mean")
-    approximate_emr = EMRConfig(kind="approximate", weight=approximate, temperature=1.0, at=at, scaling="released")
-    return [
-        Recipe(config=_run(f"{name}-emr", objective, 0.001, emr=exact_emr), published=published(TABLE, f"{row}+EMR")),
-        Recipe(
-            config=_run(f"{name}-approximate-emr", objective, 0.001, emr=approximate_emr),
-            published=published("supplement_approximation", f"{row}+Approx-EMR", model="MLP"),
-            note=TEMPERATURE,
-        ),
-    ]
+    ),
+    table="table1_mnist_mlp",
+    model="MLP",
+    emr_decay=0.001,
+)
 
 
 def recipes() -> list[Recipe]:
     """The rows in the paper's order."""
     return [
-        Recipe(config=_run("st-wd0", ST, 0.0), note="without weight decay, for the margins of Fig. 1d"),
-        *_decays("st", "ST", ST, (0.1, *DECAYS), L_SOFTMAX),
-        *_emr_rows("st", "ST", ST, 0.1, 1.0, "clean"),
-        *_decays("at", "AT", AT, DECAYS, NO_MARGIN, REPRODUCES),
-        *(Recipe(config=_run(f"at-lsoftmax-m4-wd{decay:g}", AT, decay, head=SLOW), note=LEARNS) for decay in DECAYS),
-        *_emr_rows("at", "AT", AT, 3e-4, 3e-4, "adversarial"),
+        Recipe(config=MLP.run("st-wd0", ST, 0.0), note="without weight decay, for the margins of Fig. 1d"),
+        *MLP.at_decays("st", "ST", ST, ST_DECAYS),
+        *MLP.at_decays("st-lsoftmax", "ST+LSoftmax", ST, ST_DECAYS, head=L_SOFTMAX),
+        *MLP.with_emr("st", "ST", ST, exact=0.1, approximate=1.0, at="clean"),
+        *MLP.at_decays("at", "AT", AT),
+        *MLP.at_decays("at-lsoftmax", "AT+LSoftmax", AT, head=NO_MARGIN, note=REPRODUCES),
+        *(Recipe(config=MLP.run(f"at-lsoftmax-m4-wd{decay:g}", AT, decay, head=SLOW), note=LEARNS) for decay in DECAYS),
+        *MLP.with_emr("at", "AT", AT, exact=3e-4, approximate=3e-4, at="adversarial"),
     ]
