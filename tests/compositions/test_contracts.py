@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from oracles import assert_all_close, images, labels, parameter_gradients, relu_net, troublesome_net
 from widemargin import FGSM, PGD, ApproximateEMR, ExactEMR, InputError, StochasticEMR, effective_margin
+from widemargin.attacks import ALMA, DDN
 from widemargin.gradients.jacobian import logit_jacobian
 from widemargin.regularizers import InputGradient
 
@@ -31,7 +32,7 @@ REGULARIZERS: dict[str, Any] = {
     "stochastic, two projections": StochasticEMR(projections=2),
     "input gradient": InputGradient(),
 }
-ATTACKS: dict[str, FGSM | PGD] = {
+ATTACKS: dict[str, FGSM | PGD | DDN | ALMA] = {
     "fgsm": FGSM(eps=0.1),
     "fgsm l2": FGSM(eps=0.5, norm="l2"),
     "pgd": PGD(eps=0.1, step_size=0.03, steps=3),
@@ -39,6 +40,8 @@ ATTACKS: dict[str, FGSM | PGD] = {
     "pgd uniform": PGD(eps=0.1, step_size=0.03, steps=2, random_start="uniform"),
     "pgd l2 uniform": PGD(eps=0.5, step_size=0.2, steps=2, norm="l2", random_start="uniform"),
     "pgd gaussian": PGD(eps=0.1, step_size=0.03, steps=2, random_start="gaussian"),
+    "ddn": DDN(steps=4, logit_scale=3),
+    "alma": ALMA(steps=4),
 }
 
 

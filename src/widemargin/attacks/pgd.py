@@ -147,7 +147,7 @@ def climb(
     """
     given, x = x.detach(), wide(x.detach())
     for _ in range(steps):
-        gradient = wide(_goal_gradient(model, point.to(given.dtype), y, goal))
+        gradient = wide(goal_gradient(model, point.to(given.dtype), y, goal))
         moved = torch.add(point, threat.ascent(gradient), alpha=step_size)
         point = (x + threat.project(moved - x)).clamp_(0, 1)
     return point if point.dtype == given.dtype else _rounded_inwards(point, given)
@@ -161,7 +161,8 @@ def _rounded_inwards(point: Tensor, x: Tensor) -> Tensor:
     return torch.where(beyond, rounded.view(torch.int16) + back, rounded.view(torch.int16)).view(x.dtype)
 
 
-def _goal_gradient(model: nn.Module, point: Tensor, y: Tensor, goal: Goal) -> Tensor:
+def goal_gradient(model: nn.Module, point: Tensor, y: Tensor, goal: Goal) -> Tensor:
+    """The gradient of the goal by the images at the point; the model is already in the mode it should run in."""
     leaf = point.detach().requires_grad_(True)
     with torch.enable_grad():
         try:
