@@ -248,6 +248,11 @@ def failing_flush(monkeypatch):
         yield
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """What is in the files of a folder, byte for byte."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
 # Steps that are interrupted, counted or not finite
 
 

@@ -15,6 +15,7 @@ import torch
 from benchmarks.__main__ import BENCHMARKS
 from PIL import Image
 
+from faults import clock_of_steps, interrupt_at
 from widemargin.attacks import attack_named
 from widemargin.cli import demo as demo_module
 from widemargin.cli import main as main_module
@@ -28,10 +29,8 @@ from widemargin.evaluation import load_target, measure_margins, percent, verdict
 from widemargin.models import MODELS, MLPConfig
 from widemargin.recipes import Recipe
 from widemargin.report.pictures import demo_figure
-from widemargin.training import step as steps_module
 from widemargin.training.run_folder import read_metrics
 from widemargin.training.setup import load_splits
-from widemargin.training.step import train_step
 
 
 def epochs_of(folder):
@@ -62,14 +61,7 @@ def test_train_writes_the_run_and_says_what_comes_next(command, recipe, tmp_path
 
 
 def test_the_same_command_goes_on_after_an_interrupt(command, recipe, trained, tmp_path, monkeypatch):
-    calls = iter(range(1, 100))
-
-    def interrupted(*args, **options):
-        if next(calls) == 7:
-            raise KeyboardInterrupt
-        return train_step(*args, **options)
-
-    monkeypatch.setattr(steps_module, "train_step", interrupted)
+    interrupt_at(monkeypatch, 7)
     answer = command("train", recipe, "--out", tmp_path)
     assert answer.code == 130
     assert "interrupted; a training run goes on from its last checkpoint" in answer.err
@@ -79,48 +71,53 @@ def test_the_same_command_goes_on_after_an_interrupt(command, recipe, trained, t
     assert (tmp_path / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
 
 
-def test_max_time_stops_with_a_checkpoint_and_the_same_command_goes_on(command, recipe, trained, tmp_path, monkeypatch):
-    now = [0.0]
-
-    def minutes(*args, **options):
-        now[0] += 60
-        return train_step(*args, **options)
-
-    monkeypatch.setattr(steps_module, "train_step", minutes)
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    answer = command("train", recipe, "--out", tmp_path, "--max-time", "3m")
+def test_a_run_stopped_by_max_time_is_judged_as_unfinished_and_goes_on(command, recipe, trained, tmp_path, monkeypatch):
+    clock_of_steps(monkeypatch)
+    answer = command("train", recipe, "--out", tmp_path, "--max-time", "3s")
     monkeypatch.undo()
     assert answer.code == 0
     assert "time is out after 0 of 2 epochs and 3 steps; the same command goes on" in answer.err
     assert load_target(tmp_path).description.step == 3
+    note, judge = "The run is not finished: these are its weights after 0 of 2 epochs.", ("--attacks", "clean")
+    judged = command("evaluate", tmp_path, *judge, "--limit", 5)
+    assert f"note: {note}" in judged.text
+    assert "(epoch 0)" in judged.text
+    assert json.loads(command("evaluate", tmp_path, *judge, "--limit", 5, "--json").out)["notes"] == [note]
     assert "done" in command("train", recipe, "--out", tmp_path).err
+    assert json.loads(command("evaluate", tmp_path, *judge, "--limit", 5, "--json").out)["notes"] == []
     assert (tmp_path / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
 
 
 SETTINGS = {
-    "a number": ("emr.weight=0.3", ("emr", "weight"), 0.3),
-    "a fraction": ("watch.attack.eps=8/255", ("watch", "attack", "eps"), "8/255"),
-    "a whole number": ("epochs=1", ("epochs",), 1),
-    "a switch": ("watch.test=false", ("watch", "test"), False),
-    "text": ("data.augmentation=crop-flip", ("data", "augmentation"), "crop-flip"),
-    "quoted text": ('name="my run"', ("name",), "my run"),
-    "a list": ("model.hidden=[8, 8]", ("model", "hidden"), [8, 8]),
-    "an empty list": ("watch.margins=[]", ("watch", "margins"), []),
-    "a table": ('optimizer.schedule={kind="steps", milestones=[1]}', ("optimizer", "schedule", "milestones"), [1.0]),
-    "nothing": ("watch.attack=none", ("watch", "attack"), None),
+    "emr={kind='stochastic', weight=0.1}": {},  # what the next one changes
+    "emr.weight=0.3": {"emr": {"kind": "stochastic", "weight": 0.3}},
+    "evaluation.eps=8/255": {"evaluation": {"eps": "8/255"}},
+    "epochs=1": {"epochs": 1},
+    "watch.test=false": {"watch": {"test": False}},
+    "watch.margins=[]": {"watch": {"margins": []}},
+    "watch.attack=none": {"watch": {"attack": None}},
+    "data.augmentation=crop-flip": {"data": {"augmentation": "crop-flip"}},
+    'name="my run"': {"name": "my run"},
+    "model.hidden=[8, 8]": {"model": {"hidden": [8, 8]}},
+    'optimizer.schedule={kind="steps", milestones=[1]}': {"optimizer": {"schedule": {"milestones": [1.0]}}},
 }
 
 
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_set_every_kind_of_value(command, recipe, tmp_path, kind):
-    setting, keys, expected = SETTINGS[kind]
-    before = {"a number": 'emr={kind="stochastic", weight=0.1}', "a switch": "watch.attack=none"}.get(kind, "seed=0")
-    answer = command("train", recipe, "--out", tmp_path / "run", "--set", "epochs=1", "--set", before, "--set", setting)
+def test_set_every_kind_of_value(command, recipe, tmp_path):
+    flags = [word for setting in SETTINGS for word in ("--set", setting)]
+    answer = command("train", recipe, "--out", tmp_path / "run", *flags)
     assert answer.code == 0, answer.err
-    value = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else value
-    assert value == expected
+
+    def assert_within(expected, found):
+        for key, value in expected.items():
+            if isinstance(value, dict):
+                assert_within(value, found[key])
+            else:
+                assert found.get(key) == value, key
+
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    for expected in SETTINGS.values():
+        assert_within(expected, written)
 
 
 def test_evaluate_prints_the_runs_own_plan_as_a_table(command, trained):
@@ -152,52 +149,32 @@ def test_evaluate_prints_json_that_agrees_with_the_library(command, trained):
     assert record["versions"].keys() == {"widemargin", "torch", "python"}
 
 
-@pytest.mark.parametrize(("options", "count"), [((), 40), (("--limit", 15), 15), (("--limit", 50), 40)])
-def test_the_test_limit_of_a_run_holds_when_it_is_judged(command, trained, options, count, tmp_path):
-    record = json.loads(command("evaluate", trained, "--attacks", "clean", *options, "--json").out)
-    assert record["data"] == {"name": "mnist-embedded", "split": "test", "count": count, "whole": 3000}
-    picture = ("--picture", tmp_path / "margins.png")
-    assert json.loads(command("margins", trained, *picture, *options, "--json").out)["all"]["count"] == count
-    asked = ("--dataset", "mnist-embedded", "--limit", 50, "--json")  # not the run's own question
-    assert json.loads(command("evaluate", trained, "--attacks", "clean", *asked).out)["data"]["count"] == 50
-    assert json.loads(command("margins", trained, *picture, *asked).out)["all"]["count"] == 50
+def test_the_test_limit_of_a_run_holds_when_it_is_judged(command, trained, tmp_path):
+    anything = ("--dataset", "mnist-embedded", "--limit", 50)  # not the run's own question
+    for options, count in (((), 40), (("--limit", 15), 15), (("--limit", 50), 40), (anything, 50)):
+        record = json.loads(command("evaluate", trained, "--attacks", "clean", *options, "--json").out)
+        assert record["data"] == {"name": "mnist-embedded", "split": "test", "count": count, "whole": 3000}
+        measured = command("margins", trained, "--picture", tmp_path / "margins.png", *options, "--json")
+        assert json.loads(measured.out)["all"]["count"] == count
 
 
-def test_evaluate_takes_the_step_size_it_is_told(command, trained):
-    options = ("--attacks", "pgd3", "--eps", "0.2", "--limit", 40, "--json")
-    usual, tiny = (
-        json.loads(command("evaluate", trained, *options, *more).out) for more in ((), ("--step-size", "0.0001"))
-    )
-    assert (usual["step_size"], tiny["step_size"]) == (0.05, 0.0001)
-    assert usual["accuracy"]["pgd3"] < tiny["accuracy"]["pgd3"]
-
-
-def test_an_unfinished_run_is_judged_as_one(command, recipe, trained, tmp_path, monkeypatch):
-    now = [0.0]
-
-    def minutes(*args, **options):
-        now[0] += 60
-        return train_step(*args, **options)
-
-    judge = ("--attacks", "clean", "--limit", 5)
-    monkeypatch.setattr(steps_module, "train_step", minutes)
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    command("train", recipe, "--out", tmp_path, "--max-time", "3m")
-    monkeypatch.undo()
-    note = "The run is not finished: these are its weights after 0 of 2 epochs."
-    answer = command("evaluate", tmp_path, *judge)
-    assert f"note: {note}" in answer.text
-    assert "(epoch 0)" in answer.text
-    assert json.loads(command("evaluate", tmp_path, *judge, "--json").out)["notes"] == [note]
-    assert json.loads(command("evaluate", trained, *judge, "--json").out)["notes"] == []
-
-
-@pytest.mark.parametrize("target", ["no_such_module:make", "no/such/run"])
-def test_evaluate_looks_for_the_target_before_the_data(command, target, tmp_path):
-    answer = command("evaluate", target, "--dataset", "cifar10", "--data-dir", tmp_path / "data")
-    assert answer.code == 2
-    assert target.split(":")[0] in answer.err
-    assert not (tmp_path / "data").exists()
+@pytest.mark.parametrize(
+    ("options", "eps", "step_size", "says"),
+    [
+        (("--eps", "0.05"), 0.05, 0.02, "linf eps 0.05; step 0.02;"),  # the run's own eps keeps its own step
+        (("--eps", "0.1"), 0.1, 0.025, "linf eps 0.1; step eps/4;"),
+        (("--eps", "8/255"), 8 / 255, 2 / 255, "linf eps 8/255"),
+        (("--eps", "0.2", "--step-size", "0.0001"), 0.2, 0.0001, "linf eps 0.2; step 0.0001;"),
+    ],
+)
+def test_evaluate_takes_eps_and_step_size_as_they_are_told(command, trained, options, eps, step_size, says):
+    record = json.loads(command("evaluate", trained / "last.safetensors", *options, "--limit", 40, "--json").out)
+    assert record["target"] == str(trained / "last.safetensors")
+    assert (record["eps"], record["step_size"]) == ([{"written": options[1], "value": eps}], step_size)
+    target, data = load_target(trained), load("mnist-embedded", "test", limit=40)
+    attack = attack_named("pgd3", eps=eps, step_size=step_size)
+    assert record["accuracy"]["pgd3"] == percent(verdicts(target.model, data, attack))
+    assert says in command("evaluate", trained, *options, "--limit", 5).text
 
 
 HELD = ("--set", "data.held_out=30", "--set", "epochs=1")
@@ -227,28 +204,6 @@ def test_held_out_images_are_judged_and_measured(command, recipe, tmp_path):
     assert re.search(r"--split(</span>)? validation", (tmp_path / "report.html").read_text())
 
 
-def test_images_that_nobody_held_out(command, trained, tmp_path):
-    for verb in ("evaluate", "margins"):
-        answer = command(verb, trained, "--split", "validation")
-        assert answer.code == 2
-        assert "--split validation: this run held out no images (data.held_out is 0); use --split test" in answer.err
-        answer = command(verb, trained, "--split", "validation", "--dataset", "mnist-embedded")
-        assert "--split validation is of the run's own data; leave out --dataset" in answer.err
-    answer = command("evaluate", "no.module:x", "--split", "valid")
-    assert "--split must be one of" in answer.err
-
-
-def test_evaluate_keeps_eps_as_it_was_written(command, trained):
-    record = json.loads(command("evaluate", trained, "--eps", "8/255", "--limit", 5, "--json").out)
-    assert record["eps"] == [{"written": "8/255", "value": 8 / 255}]
-    assert record["step_size"] == 2 / 255
-
-
-def test_evaluate_a_checkpoint_file(command, trained):
-    record = json.loads(command("evaluate", trained / "last.safetensors", "--limit", 5, "--json").out)
-    assert record["target"] == str(trained / "last.safetensors")
-
-
 def test_evaluate_judges_a_run_in_its_own_norm(command, recipe, tmp_path):
     settings = ("epochs=1", "evaluation.norm=l2", "evaluation.eps=1.5", "evaluation.step_size=0.5")
     flags = [part for setting in settings for part in ("--set", setting)]
@@ -260,18 +215,12 @@ def test_evaluate_judges_a_run_in_its_own_norm(command, recipe, tmp_path):
     assert record["accuracy"]["pgd3"] == percent(verdicts(target.model, data, attack))
 
 
-@pytest.mark.parametrize(("eps", "step"), [("0.05", "0.02"), ("0.1", "eps/4")])
-def test_the_runs_own_eps_keeps_its_own_step(command, trained, eps, step):
-    answer = command("evaluate", trained, "--attacks", "pgd2", "--eps", eps, "--limit", 30)
-    assert f"linf eps {eps}; step {step}; seed 0" in answer.text
-
-
-def test_evaluate_a_run_without_a_plan_is_clean_unless_told(command, recipe, tmp_path):
-    assert command("train", recipe, "--out", tmp_path, "--set", "evaluation=none", "--set", "epochs=1").code == 0
+def test_a_run_without_a_plan_or_an_attack_is_judged_clean_unless_told(command, refused, recipe, tmp_path):
+    flags = ("--set", "evaluation=none", "--set", "epochs=1", "--set", "watch.attack=none")
+    assert command("train", recipe, "--out", tmp_path, *flags).code == 0
     assert json.loads(command("evaluate", tmp_path, "--limit", 5, "--json").out)["accuracy"].keys() == {"clean"}
-    answer = command("evaluate", tmp_path, "--attacks", "pgd3")
-    assert answer.code == 2
-    assert "--eps is missing for pgd3; give e.g. --eps 8/255" in answer.err
+    assert "--eps is missing for pgd3; give e.g. --eps 8/255" in refused("evaluate", tmp_path, "--attacks", "pgd3")
+    assert "this run has no attack of its own" in refused("margins", tmp_path, "--at", "adversarial")
 
 
 @pytest.mark.parametrize("at", ["clean", "adversarial"])
@@ -355,30 +304,24 @@ def test_margins_of_an_unfinished_run_say_so_and_name_the_attack(command, recipe
     assert "attack" not in record
 
 
-def test_an_own_npz_is_trained_and_judged(command, recipe, tmp_path, arrays):
-    np.savez(tmp_path / "own.npz", **arrays)
-    flags = ("--set", f"data.name={tmp_path / 'own.npz'}", "--set", "epochs=6")
-    answer = command("train", recipe, "--out", tmp_path / "run", *flags)
+@pytest.mark.parametrize("form", ["an .npz", "a folder of images"])
+def test_own_images_are_trained_and_judged(command, recipe, tmp_path, arrays, form):
+    data = tmp_path / ("own.npz" if form == "an .npz" else "images")
+    if form == "an .npz":
+        np.savez(data, **arrays)
+    for split in ("train", "test") if form == "a folder of images" else ():
+        pairs = zip(arrays[f"{split}_images"], arrays[f"{split}_labels"], strict=True)
+        for number, (pixels, label) in enumerate(pairs):
+            place = data / split / ("zero", "one", "two")[label]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(place / f"{number}.png")
+    answer = command("train", recipe, "--out", tmp_path / "run", "--set", f"data.name={data}", "--set", "epochs=6")
     assert answer.code == 0, answer.err
     record = json.loads(command("evaluate", tmp_path / "run", "--attacks", "clean", "--json").out)
     assert (record["data"]["count"], record["data"]["whole"]) == (40, 45)
     assert record["accuracy"]["clean"] > 60
-    assert load_target(tmp_path / "run").description.image_shape == (1, 14, 14)
-    assert load_target(tmp_path / "run").description.num_classes == 3
-
-
-def test_an_own_folder_of_images_is_trained_and_judged(command, recipe, tmp_path, arrays):
-    for split in ("train", "test"):
-        pairs = zip(arrays[f"{split}_images"], arrays[f"{split}_labels"], strict=True)
-        for number, (pixels, label) in enumerate(pairs):
-            place = tmp_path / "images" / split / ("zero", "one", "two")[label]
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(place / f"{number}.png")
-    flags = ("--set", f"data.name={tmp_path / 'images'}", "--set", "epochs=6")
-    assert command("train", recipe, "--out", tmp_path / "run", *flags).code == 0
-    record = json.loads(command("evaluate", tmp_path / "run", "--attacks", "clean", "--json").out)
-    assert (record["data"]["count"], record["data"]["whole"]) == (40, 45)
-    assert record["accuracy"]["clean"] > 60
+    description = load_target(tmp_path / "run").description
+    assert (description.image_shape, description.num_classes) == ((1, 14, 14), 3)
 
 
 @pytest.mark.filterwarnings("always::widemargin.errors.WidemarginWarning")

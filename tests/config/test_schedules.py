@@ -27,17 +27,11 @@ def test_factors_are_between_zero_and_one(name: str) -> None:
     assert max(factors) > 0.99
 
 
-def test_constant() -> None:
+def test_constant_and_steps_that_drop_after_the_milestone_has_passed() -> None:
     assert [Constant()(epoch) for epoch in (0, 0.5, 99)] == [1.0, 1.0, 1.0]
-
-
-def test_steps_drop_after_the_milestone_has_passed() -> None:
     schedule = Steps(milestones=(30, 45), factor=0.1)
     at = {0: 1.0, 29.99: 1.0, 30: 0.1, 30.5: 0.1, 44.99: 0.1, 45: 0.01, 1000: 0.01}
     assert [schedule(epoch) for epoch in at] == pytest.approx(list(at.values()), rel=1e-15)
-
-
-def test_steps_without_milestones_and_from_the_start() -> None:
     assert Steps(milestones=())(50) == 1.0
     assert Steps(milestones=(0,), factor=0.5)(0) == 0.5
 
@@ -65,6 +59,7 @@ def test_one_cycle() -> None:
         (lambda: Steps(milestones=(1,), factor=0), r"Steps.factor must be in \(0, 1\], got 0; 0.1 is usual"),
         (lambda: Steps(milestones=(1,), factor=10), r"Steps.factor must be in \(0, 1\], got 10"),
         (lambda: Piecewise(points=((2, 1.0), (1, 0.5))), r"Piecewise.points must be \[epoch, factor\] with increasing"),
+        (lambda: Piecewise(points=((2, 1.0), (2, 0.5))), r"increasing epochs .*, got \[\[2, 1.0\], \[2, 0.5\]\]"),
         (lambda: Piecewise(points=((2,),)), r"Piecewise.points must be \[epoch, factor\]"),
         (lambda: Piecewise(points=((2, -0.5),)), r"Piecewise.points .* none below 0, got \[\[2, -0.5\]\]; write them"),
         (lambda: Piecewise(points=((-2, 0.5),)), r"Piecewise.points .* none below 0, got"),
@@ -79,8 +74,3 @@ def test_one_cycle() -> None:
 def test_bad_settings(make: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
-
-
-def test_piecewise_with_the_same_epoch_twice_is_refused() -> None:
-    with pytest.raises(InputError, match=r"increasing epochs .*, got \[\[2, 1.0\], \[2, 0.5\]\]"):
-        Piecewise(points=((2, 1.0), (2, 0.5)))
