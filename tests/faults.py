@@ -1,8 +1,8 @@
 """Faults for tests: kills and signals at chosen points, disks that break, steps that are interrupted or not finite.
 
 In a test: ``Nursery`` (a run in a process of its own, signaled or killed at a point), ``killed_after``, ``full_disk``
-and others (system calls that fail), ``interrupt_at`` and ``clock_of_steps`` (steps), ``Breaking`` (an objective that is
-not finite).
+and others (system calls that fail), ``contents`` (what must not have changed), ``interrupted``, ``interrupt_at`` and
+``clock_of_steps`` (steps), ``Breaking`` (an objective that is not finite).
 
 As a program: ``faults.py serve`` is the nursery, ``faults.py break CONFIG OUT stop|skip`` a run with the breaking
 objective for torchrun, ``faults.py stop CONFIG OUT ENGINE STEPS [DEVICE]`` a deterministic run that a signal stops.
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import pytest
 import torch
 
 from widemargin.cli.train import train as command
@@ -55,6 +56,13 @@ optimizer = { lr = 0.1 }
 """
 CALLS = ("open", "os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.truncate")
 TRAIN = "train(config, out=out)"
+COMMAND = """
+from widemargin.cli.main import run
+from widemargin.config.toml import to_toml
+recipe = out.with_suffix(".toml")
+recipe.write_text(to_toml(config))
+code = run(["train", str(recipe), "--out", str(out)])
+"""
 Point = tuple[str, int, int]
 
 
@@ -260,13 +268,21 @@ def interrupt_at(monkeypatch, step):
     """KeyboardInterrupt in the middle of the given step (counted from 1) of this call."""
     calls = iter(range(1, 1000))
 
-    def interrupted(*args, **options):
+    def taken(*args, **options):
         values = train_step(*args, **options)
         if next(calls) == step:
             raise KeyboardInterrupt
         return values
 
-    monkeypatch.setattr(step_module, "train_step", interrupted)
+    monkeypatch.setattr(step_module, "train_step", taken)
+
+
+def interrupted(config, out: Path, *, step: int, **options) -> None:
+    """Train until a KeyboardInterrupt in the middle of the given step."""
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, step)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out=out, **options)
 
 
 def clock_of_steps(monkeypatch):

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from faults import contents
 from widemargin import InputError
 from widemargin.config import DataConfig, OptimizerConfig
 from widemargin.config.checkpoint import load_checkpoint
@@ -120,10 +121,9 @@ def test_the_configuration_is_written_before_anything_else(tiny, tmp_path, monke
 
 def test_a_finished_run_is_left_as_it_is(tiny, tmp_path, left_in):
     train(tiny(), out=tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    result = train(tiny(), out=tmp_path)
-    assert result.finished
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    before = contents(tmp_path)
+    assert train(tiny(), out=tmp_path).finished
+    assert contents(tmp_path) == before
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tiny, tmp_path, left_in):
@@ -138,11 +138,6 @@ def test_training_leaves_the_global_random_state_alone(tiny, tmp_path):
     before = torch.get_rng_state()
     train(tiny("epochs=1", 'emr={kind="stochastic", weight=0.1}', "data.augmentation=crop-flip"), out=tmp_path)
     assert torch.get_rng_state().equal(before)
-
-
-def test_without_a_validation_split_there_is_no_best_checkpoint(tiny, tmp_path):
-    train(tiny('watch.attack={kind="fgsm", eps=0.1}'), out=tmp_path)
-    assert not (tmp_path / "best.safetensors").exists()
 
 
 def test_the_best_checkpoint_is_that_of_the_highest_robust_validation_accuracy(tiny, tmp_path, monkeypatch):
@@ -191,11 +186,12 @@ def test_the_validation_split_is_taken_from_the_training_images_before_the_limit
     assert apart.min() > 0
 
 
-def own_data(path, *, size=8, labels=(0, 1, 2)):
-    """An .npz whose training images are 8 x 8 of three classes; the test images may be otherwise."""
+def own_data(path, *, train_size=8, size=8, labels=(0, 1, 2)):
+    """An .npz of three classes; the test images may be otherwise."""
     rng = np.random.default_rng(0)
     train, test = np.arange(30) % 3, np.resize(labels, 12)
-    images = [rng.random((len(part), side, side), dtype=np.float32) for part, side in ((train, 8), (test, size))]
+    sides = ((train, train_size), (test, size))
+    images = [rng.random((len(part), side, side), dtype=np.float32) for part, side in sides]
     np.savez(path, train_images=images[0], train_labels=train, test_images=images[1], test_labels=test)
     return path
 
@@ -233,65 +229,19 @@ def test_a_released_weight_is_divided_by_the_size_of_the_batch(tiny, tmp_path):
     assert line["total"] == pytest.approx(line["loss"] + 4.0 / 40 * line["emr"], rel=1e-5)
 
 
-def test_a_diverging_run_says_so_and_keeps_the_last_good_checkpoint(tiny, tmp_path, monkeypatch):
-    config = tiny('emr={kind="approximate", weight=0.25}')
-
-    def exploding(optimizer, lr):
-        optimizer.param_groups[0]["lr"] = 1e6 if (tmp_path / "last.safetensors").exists() else lr
-
-    monkeypatch.setattr(trainer, "set_learning_rate", exploding)
-    with pytest.raises(
-        InputError, match=r"tiny: the loss became (nan|inf) .*in epoch 2, .*; lower optimizer.lr .0.1. or emr"
-    ):
-        train(config, out=tmp_path)
-    checkpoint = load_checkpoint(tmp_path / "last.safetensors")
-    assert checkpoint.description.epoch == 1
-    assert all(value.isfinite().all() for value in checkpoint.weights.values())
-    assert [json.loads(text)["epoch"] for text in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1]
-
-
-def test_weights_that_the_very_last_step_ruined_are_not_saved(tiny, tmp_path):
-    with pytest.raises(InputError, match=r"a weight became infinite or not a number in epoch 1; lower optimizer.lr"):
-        train(tiny("batch_size=150", "optimizer.lr=1e38", "optimizer.weight_decay=1e5"), out=tmp_path)  # one step
-    assert not (tmp_path / "last.safetensors").exists()
-
-
-@pytest.mark.parametrize("wrong", ["data.name=mnsit", "data.held_out=5", "model.kind=cnn", "seed=-1"])
+@pytest.mark.parametrize("wrong", ["data.name=mnsit", "data.held_out=5", "model={kind='cnn'}", "seed=-1"])
 def test_a_run_that_cannot_begin_gives_the_folder_back(tiny, tmp_path, wrong):
-    settings = ("model={kind='cnn'}",) if wrong == "model.kind=cnn" else (wrong,)
+    settings = [wrong]
+    if "cnn" in wrong:  # digits of 28 x 28 fit the network, those of 4 x 4 do not
+        settings.append(f"data.name={own_data(tmp_path / 'small.npz', train_size=4, size=4)}")
     fresh, empty = tmp_path / "fresh", tmp_path / "empty"
     empty.mkdir()
-    if wrong == "model.kind=cnn":  # digits of 28 x 28 fit the network, those of 4 x 4 do not
-        settings = (*settings, f"data.name={_small_images(tmp_path)}")
     for out in (fresh, empty):
         with pytest.raises(InputError):
             train(tiny(*settings), out=out)
     assert not fresh.exists()
     assert list(empty.iterdir()) == []
     train(tiny("epochs=1"), out=fresh)
-
-
-def _small_images(folder):
-    import numpy as np
-
-    images = np.zeros((6, 4, 4), dtype=np.uint8)
-    labels = np.arange(6) % 3
-    path = folder / "small.npz"
-    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    return path
-
-
-def test_a_failed_set_up_does_not_touch_a_run_that_is_there(tiny, tmp_path, monkeypatch):
-    train(tiny(), out=tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def failing(*args, **kwargs):
-        raise InputError("no data today")
-
-    monkeypatch.setattr(trainer, "load_splits", failing)
-    with pytest.raises(InputError, match="no data today"):
-        train(tiny(), out=tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_config_toml_is_what_a_person_can_read_and_train_again(tiny, tmp_path, left_in):
@@ -316,15 +266,15 @@ def test_a_finished_run_of_which_only_the_best_weights_were_kept_stays_finished(
     whole = train(config, out=out)
     for name in ("last.safetensors", "previous.safetensors"):
         (out / name).unlink()
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    before = contents(out)
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "load_splits", lambda *_, **__: pytest.fail("nothing is left to train"))
         again = train(config, out=out)
     assert (again.finished, again.epoch, again.metrics) == (True, 3, whole.metrics)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert contents(out) == before
     with pytest.raises(InputError, match="holds another run"):
         train(replace(config, seed=config.seed + 1), out=out)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert contents(out) == before
 
 
 def test_an_unfinished_run_without_its_last_checkpoint_begins_anew(tiny, tmp_path):

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from faults import COMMAND
 from widemargin.config.checkpoint import load_checkpoint
 from widemargin.config.toml import to_toml
 from widemargin.core.signals import StopNowError
@@ -22,11 +23,6 @@ WATCHED = (
     'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}}',
     "averaging={decay=0.9}",
 )
-COMMAND = """
-from widemargin.cli.main import run
-recipe = out.with_suffix(".toml")
-code = run(["train", str(recipe), "--out", str(out)])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +40,6 @@ def undisturbed(config, tmp_path_factory, left_in):
 @pytest.fixture
 def command(config, nursery, tmp_path):
     """command(*points): ``widemargin train`` in a process of its own, which gets these signals at these points."""
-    (tmp_path / "run.toml").write_text(to_toml(config))
     return lambda *points: nursery.run(to_toml(config), tmp_path / "run", *points, script=COMMAND)
 
 
@@ -163,7 +158,6 @@ def test_a_process_s_own_ways_with_signals_are_kept(script, number, config, nurs
 
 def test_a_command_started_with_sigint_ignored_goes_on_ignoring_it(config, nursery, tmp_path):
     """As in the background of a script, where Ctrl-C is meant for somebody else; SIGTERM still stops it."""
-    (tmp_path / "run.toml").write_text(to_toml(config))
     script = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + COMMAND
     points = [("step", in_step(2), INT), ("step", in_step(2) + 1, INT), ("step", in_step(3), TERM)]
     stopped = nursery.run(to_toml(config), tmp_path / "run", *points, script=script)
