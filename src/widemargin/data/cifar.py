@@ -80,15 +80,14 @@ def _from_folder(folder: Path, split: str, records: int) -> dict[str, bytes]:
     if files is None:
         wanted = ", ".join(_file_names(split)[0])
         raise InputError(f"{folder}: expected the CIFAR-10 files {wanted} (or without .bin), all of them")
-    return {file.name: _read_file(file, records) for file in files}
-
-
-def _read_file(path: Path, records: int) -> bytes:
-    try:
-        _check_size(path.stat().st_size, path.name, path.parent, records)
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error})") from error
+    contents = {}
+    for path in files:
+        try:
+            _check_size(path.stat().st_size, path.name, path.parent, records)
+            contents[path.name] = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error})") from error
+    return contents
 
 
 def _from_archive(archive: Path, split: str, records: int) -> dict[str, bytes]:
@@ -104,7 +103,11 @@ def _from_archive(archive: Path, split: str, records: int) -> dict[str, bytes]:
         raise
     except Exception as error:  # gzip and tarfile fail in many ways on bytes nobody wrote
         raise InputError(f"{archive}: cannot be read as a tar.gz file ({error}); fetch it again") from error
-    return _complete(found, (binary, python), archive)
+    for names in (binary, python):
+        if all(name in found for name in names):
+            return {name: found[name] for name in names}
+    wanted = " or ".join(", ".join(names) for names in (binary, python))
+    raise InputError(f"{archive}: expected the members {wanted}, found {sorted(found) or 'none of them'}")
 
 
 def _read_members(stream: "_LimitedStream", names: set[str], archive: Path, records: int) -> dict[str, bytes]:
@@ -130,14 +133,6 @@ def _read_members(stream: "_LimitedStream", names: set[str], archive: Path, reco
     return found
 
 
-def _complete(found: dict[str, bytes], choices: tuple[tuple[str, ...], ...], archive: Path) -> dict[str, bytes]:
-    for names in choices:
-        if all(name in found for name in names):
-            return {name: found[name] for name in names}
-    wanted = " or ".join(", ".join(names) for names in choices)
-    raise InputError(f"{archive}: expected the members {wanted}, found {sorted(found) or 'none of them'}")
-
-
 def _check_size(size: int, name: str, place: Path, records: int) -> None:
     """Before a byte of the batch is read: the exact size of a binary batch, the plausible range of a python one."""
     if name.endswith(".bin"):
@@ -152,8 +147,7 @@ def _check_size(size: int, name: str, place: Path, records: int) -> None:
 def _decode(content: bytes, name: str, place: Path, records: int) -> Batch:
     if not name.endswith(".bin"):
         return read_python_batch(content, str(place / name), records=records)
-    if len(content) != records * _RECORD:
-        raise InputError(f"{place / name}: expected {records * _RECORD} bytes, got {len(content)}; fetch it again")
+    _check_size(len(content), name, place, records)  # a file may have changed since
     table = np.frombuffer(content, dtype=np.uint8).reshape(records, _RECORD)
     if table[:, 0].max() > 9:
         raise InputError(f"{place / name}: labels must be 0 to 9, found {table[:, 0].max()}; fetch the file again")
@@ -189,15 +183,12 @@ class _LimitedStream:
 
 # Python batches
 
-_NAMES = frozenset(
-    {
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("_codecs", "encode"),
-    }
-)
+_MODULES = {
+    "_reconstruct": ("numpy.core.multiarray", "numpy._core.multiarray"),
+    **dict.fromkeys(("ndarray", "dtype"), ("numpy",)),
+    "encode": ("_codecs",),
+}
+"""The names that a batch may mention, and where from."""
 # What dicts, lists, tuples, numbers, strings and one array are written with; no persistent ids, no classes, no buffers.
 # fmt: off
 _INSTRUCTIONS = frozenset({
@@ -246,8 +237,7 @@ class _Call:
     __slots__ = ("arguments", "name", "state")
 
     def __init__(self, name: str, arguments: tuple[object, ...]) -> None:
-        self.name = name
-        self.arguments = arguments
+        self.name, self.arguments = name, arguments
         self.state: object = None
 
     def __setstate__(self, state: object) -> None:
@@ -258,7 +248,7 @@ class _InertUnpickler(pickle.Unpickler):
     """Gives a stand-in for the names a batch needs and refuses all others."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _NAMES:
+        if module not in _MODULES.get(name, ()):
             raise ValueError(f"it asks for {module}.{name}")
         return _Name(f"{module}.{name}")
 

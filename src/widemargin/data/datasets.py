@@ -73,23 +73,18 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
     return Path(pooch.os_cache("widemargin"))
 
 
-def _load_mnist_sample(split: Split, folder: Path, download: bool) -> ImageSet:  # noqa: ARG001 - needs no folder
-    """The class-balanced part of MNIST in ``embedded/``; see the README there."""
-    stem = {"train": "train", "test": "t10k"}[split]
+def _load_sample(dataset: str, split: Split, folder: Path, download: bool) -> ImageSet:  # noqa: ARG001 - no folder
+    """A class-balanced sample in ``embedded/``; see the README there."""
+    stem = f"cifar10-{split}" if dataset == "cifar10" else _IDX_STEMS[split]
     with as_file(files("widemargin.data") / "embedded") as embedded:
-        images = read_images(embedded / f"{stem}-images-idx3-ubyte.gz")
+        if dataset == "cifar10":
+            with Image.open(embedded / f"{stem}.png") as sheet:
+                pixels = torch.from_numpy(np.array(sheet.convert("RGB")))
+            images = pixels.view(-1, 32, 32, 3).permute(0, 3, 1, 2).contiguous()
+        else:
+            images = read_images(embedded / f"{stem}-images-idx3-ubyte.gz")
         labels = read_labels(embedded / f"{stem}-labels-idx1-ubyte.gz")
-    return ImageSet(images, labels, num_classes=10, name="mnist-embedded")
-
-
-def _load_cifar10_sample(split: Split, folder: Path, download: bool) -> ImageSet:  # noqa: ARG001 - needs no folder
-    """The class-balanced sample in ``embedded/``; see the README there."""
-    with as_file(files("widemargin.data") / "embedded") as embedded:
-        with Image.open(embedded / f"cifar10-{split}.png") as sheet:
-            pixels = torch.from_numpy(np.array(sheet.convert("RGB")))
-        labels = read_labels(embedded / f"cifar10-{split}-labels-idx1-ubyte.gz")
-    images = pixels.view(-1, 32, 32, 3).permute(0, 3, 1, 2).contiguous()
-    return ImageSet(images, labels, num_classes=10, name="cifar10-embedded")
+    return ImageSet(images, labels, num_classes=10, name=f"{dataset}-embedded")
 
 
 def _load_cifar10(split: Split, folder: Path, download: bool) -> ImageSet:
@@ -106,9 +101,11 @@ def _load_idx(dataset: str, split: Split, folder: Path, download: bool) -> Image
     images, labels = read_images(pair[0]), read_labels(pair[1])
     if len(images) != len(labels):
         raise InputError(f"{pair[0]} holds {len(images)} images, {pair[1]} {len(labels)} labels; fetch both again")
-    data = ImageSet(images, labels, num_classes=10, name=dataset)
-    _check_identity(data, split, pair[1].parent)
-    return data
+    first = tuple(labels[:10].tolist())
+    for other, known in FIRST_LABELS.items():  # its files under the same names would be read without complaint
+        if other != dataset and first == known[split]:
+            raise InputError(f"{pair[1].parent} holds {other}, not {dataset}; put the files of {dataset} elsewhere")
+    return ImageSet(images, labels, num_classes=10, name=dataset)
 
 
 def _find_idx(dataset: str, split: Split, folder: Path) -> list[Path] | None:
@@ -128,19 +125,11 @@ def _idx_spellings(name: str) -> Iterator[str]:
     yield from (name, unpacked, unpacked.replace("-idx", ".idx"), name.replace("-idx", ".idx"))
 
 
-def _check_identity(data: ImageSet, split: Split, folder: Path) -> None:
-    """Another data set's files under the same names would be read without complaint, so look at the first labels."""
-    first = tuple(data.labels[:10].tolist())
-    for other, known in FIRST_LABELS.items():
-        if other != data.name and first == known[split]:
-            raise InputError(f"{folder} holds {other}, not {data.name}; put the files of {data.name} elsewhere")
-
-
 DATASETS: dict[str, Callable[[Split, Path, bool], ImageSet]] = {
-    "mnist-embedded": _load_mnist_sample,
+    "mnist-embedded": partial(_load_sample, "mnist"),
     "mnist": partial(_load_idx, "mnist"),
     "fashion-mnist": partial(_load_idx, "fashion-mnist"),
-    "cifar10-embedded": _load_cifar10_sample,
+    "cifar10-embedded": partial(_load_sample, "cifar10"),
     "cifar10": _load_cifar10,
 }
 
@@ -185,21 +174,16 @@ def _official(name: str, mirrors: tuple[str, ...], checksums: str) -> OfficialFi
     return OfficialFile(name, tuple(mirror + name for mirror in mirrors), *checksums.split())
 
 
-def _idx_pair(mirrors: tuple[str, ...], stem: str, *, images: str, labels: str) -> tuple[OfficialFile, ...]:
-    return (
-        _official(f"{stem}-images-idx3-ubyte.gz", mirrors, images),
-        _official(f"{stem}-labels-idx1-ubyte.gz", mirrors, labels),
-    )
+_IDX_STEMS: dict[Split, str] = {"train": "train", "test": "t10k"}
 
 
-_MNIST = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
-_FASHION = (
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-)
+def _idx_files(mirrors: tuple[str, ...], *checksums: str) -> dict[str, tuple[OfficialFile, ...]]:
+    """Images and labels of each split; ``checksums`` are theirs in this order, train before test."""
+    parts = [f"{stem}-{part}-ubyte.gz" for stem in _IDX_STEMS.values() for part in ("images-idx3", "labels-idx1")]
+    files = [_official(name, mirrors, sums) for name, sums in zip(parts, checksums, strict=True)]
+    return {"train": tuple(files[:2]), "test": tuple(files[2:])}
+
+
 _CIFAR10 = _official(
     "cifar-10-binary.tar.gz",
     ("https://www.cs.toronto.edu/~kriz/",),
@@ -207,34 +191,23 @@ _CIFAR10 = _official(
 )
 
 SOURCES: dict[str, dict[str, tuple[OfficialFile, ...]]] = {
-    "mnist": {
-        "train": _idx_pair(
-            _MNIST,
-            "train",
-            images="f68b3c2dcbeaaa9fbdd348bbdeb94873 440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            labels="d53e105ee54ea40749a09fcbcd1e9432 3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "mnist": _idx_files(
+        ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873 440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "d53e105ee54ea40749a09fcbcd1e9432 3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "9fb629c4189551a2d022fa330f9573f3 8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "ec29112dd5afa0611ce80d1b7f02629c f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
+    "fashion-mnist": _idx_files(
+        (
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         ),
-        "test": _idx_pair(
-            _MNIST,
-            "t10k",
-            images="9fb629c4189551a2d022fa330f9573f3 8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            labels="ec29112dd5afa0611ce80d1b7f02629c f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        ),
-    },
-    "fashion-mnist": {
-        "train": _idx_pair(
-            _FASHION,
-            "train",
-            images="8d4fb7e6c68d591d4c3dfef9ec88bf0d 3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            labels="25c81989df183df01b3e8a0aad5dffbe a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        ),
-        "test": _idx_pair(
-            _FASHION,
-            "t10k",
-            images="bef4ecab320f06d8554ea6380940ec79 346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            labels="bb300cfdad3c16e7a12a480ee83cd310 67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        ),
-    },
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d 3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "25c81989df183df01b3e8a0aad5dffbe a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "bef4ecab320f06d8554ea6380940ec79 346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "bb300cfdad3c16e7a12a480ee83cd310 67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
     "cifar10": {"train": (_CIFAR10,), "test": (_CIFAR10,)},
 }
 """The files of each split; of an idx pair, images come first and labels second."""

@@ -50,8 +50,7 @@ def _read(path: Path, *, dimensions: int) -> Tensor:
 
 def _read_stream(stream: BinaryIO, path: Path, *, dimensions: int, deflated: bool) -> Tensor:
     shape = _read_shape(stream, path, dimensions)
-    expected = math.prod(shape)
-    header = 4 + 4 * dimensions
+    expected, header = math.prod(shape), 4 + 4 * dimensions
     check_claim(str(path), claimed=expected + header, stored=path.stat().st_size, deflated=deflated)
     content = stream.read(expected)
     surplus = len(stream.read(1))

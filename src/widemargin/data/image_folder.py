@@ -44,19 +44,17 @@ def is_divided(root: Path) -> bool:
 def read_image_folder(root: Path, split: str) -> ImageSet:
     """The images of one split, or of the single set that the folder holds."""
     part = root / split if is_divided(root) else root
-    classes = _classes(root / "train" if (root / "train").is_dir() else part)
+    of_train = root / "train" if (root / "train").is_dir() else part
+    classes = sorted(entry.name for entry in _entries(of_train) if entry.is_dir())
+    if len(classes) < 2:
+        raise InputError(
+            f"{of_train}: expected one sub-folder per class, at least two, got {classes}; arrange it as {_FORM}"
+        )
     files = _files(part, classes)
     form = _common_form([file for file, _ in files])
     images = torch.from_numpy(_pixels([file for file, _ in files], form))
     labels = torch.tensor([label for _, label in files], dtype=torch.int64)
     return ImageSet(images, labels, num_classes=len(classes), name=root.resolve().name or str(root))
-
-
-def _classes(part: Path) -> list[str]:
-    names = sorted(entry.name for entry in _entries(part) if entry.is_dir())
-    if len(names) < 2:
-        raise InputError(f"{part}: expected one sub-folder per class, at least two, got {names}; arrange it as {_FORM}")
-    return names
 
 
 def _entries(folder: Path) -> list[Path]:
