@@ -15,7 +15,7 @@ from typing import Any, Literal, Union
 
 from widemargin.config import RunConfig, kinds
 from widemargin.config.run import ANNEALINGS, ATTACKS
-from widemargin.core.schema import REGISTRY, to_table
+from widemargin.core.schema import REGISTRY, table_fields, to_table
 from widemargin.data import AUGMENTATIONS, DATASETS
 from widemargin.heads import HEADS
 from widemargin.models import MODELS
@@ -75,12 +75,7 @@ def _check_meanings() -> None:
     sections: dict[str, Any] = {"": RunConfig, **PARTS}
     sections |= {_section(title, kind): p for title, (_, found) in REGISTRIES.items() for kind, p in found.items()}
     told = {(place, name) for place, meanings in MEANINGS.items() for name in meanings}
-    used = {
-        (_where(path, field.name), field.name)
-        for path, part in sections.items()
-        for field in dataclasses.fields(part)
-        if field.init
-    }
+    used = {(_where(path, field.name), field.name) for path, part in sections.items() for field in table_fields(part)}
     if told != used:
         raise SystemExit(f"settings without a meaning, or meanings without a setting: {sorted(told ^ used)}")
 
@@ -105,11 +100,10 @@ def _table(path: str, part: type) -> str:
 
 def _rows(path: str, part: type) -> Iterator[tuple[str, str, str, str]]:
     hints = typing.get_type_hints(part)
-    for field in dataclasses.fields(part):
-        if field.init:
-            values = _named(f"{path}.{field.name}") or _values(hints[field.name], field.metadata.get(REGISTRY))
-            values += ', or a fraction such as `"8/255"`' * (field.name in FRACTIONS)
-            yield f"`{field.name}`", MEANINGS[_where(path, field.name)][field.name], values, _default(field)
+    for field in table_fields(part):
+        values = _named(f"{path}.{field.name}") or _values(hints[field.name], field.metadata.get(REGISTRY))
+        values += ', or a fraction such as `"8/255"`' * (field.name in FRACTIONS)
+        yield f"`{field.name}`", MEANINGS[_where(path, field.name)][field.name], values, _default(field)
 
 
 def _named(path: str) -> str:

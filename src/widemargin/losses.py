@@ -22,6 +22,7 @@ from widemargin.errors import InputError
 _MART_LOG_FLOOR = 1e-12
 _MART_RUNNER_UP = 1.0001
 _MART_CLEAN = 1.0000001
+FEWEST_FOR_DLR = 3
 MAIL_SCALE = 3.0
 """The released MAIL weights are three times a sigmoid and not normalized over the batch."""
 
@@ -40,6 +41,24 @@ def lead_of_another(logits: Tensor, y: Tensor) -> Tensor:
     """max_{k != y} z_k - z_y: positive where another class wins."""
     logits = wide(logits)
     return _largest_wrong(logits, y) - _of_label(logits, y)
+
+
+def dlr(logits: Tensor, y: Tensor) -> Tensor:
+    """AutoAttack's difference of logits ratio, (max_{k != y} z_k - z_y) / (z_(1) - z_(3) + 1e-12), sorted downwards.
+
+    The lead of another class, the same whatever the scale and the shift of the logits.
+    """
+    if logits.shape[1] < FEWEST_FOR_DLR:
+        raise InputError(
+            f"dlr: it divides by z_(1) - z_(3), so it needs {FEWEST_FOR_DLR} classes, got {logits.shape[1]}"
+        )
+    first, _, third = wide(logits).topk(3, dim=1).values.unbind(1)
+    return lead_of_another(logits, y) / (first - third + 1e-12)
+
+
+def carlini_wagner(logits: Tensor, y: Tensor) -> Tensor:
+    """min(max_{k != y} z_k - z_y, 0): Carlini and Wagner's clamp at no confidence; beyond the boundary it is flat."""
+    return lead_of_another(logits, y).clamp(max=0)
 
 
 def kl_divergence(logits: Tensor, logits_adv: Tensor) -> Tensor:

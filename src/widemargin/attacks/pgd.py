@@ -1,17 +1,24 @@
 """FGSM and PGD: climb the goal along its input gradient, staying inside the threat set and [0, 1].
 
-x <- clip(x + project(x' + step * ascent(grad goal(x')) - x)), the last iterate, no restarts, as in the paper's
-evaluation. FGSM is one step of size eps (the paper's "PGD with one iteration" at its own step size would leave most
-images untouched; its numbers are those of a full step). ``attack_named`` reads the names of tables: "fgsm", "pgd10".
+x <- clip(x + project(x' + step * ascent(grad goal(x')) - x)), the last iterate; with no more said the goal is the
+cross-entropy and there is one climb, as in the paper's evaluation. FGSM is one step of size eps (the paper's "PGD with
+one iteration" at its own step size would leave most images untouched; its numbers are those of a full step).
+
+The cross-entropy flatters networks of small logits: where several classes have some probability its gradient is a
+mixture, not the way to the nearest class. The margin, or the cross-entropy of s z with s > 1, is what ``loss`` and
+``logit_scale`` give in its place; ``strongest.py`` takes the worst of several.
 """
 
 import math
-import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from widemargin.attacks.straight_through import straight_through_gradients
 from widemargin.attacks.threat import Threat, make_threat
 from widemargin.core import randomness
 from widemargin.core.checks import (
@@ -26,21 +33,31 @@ from widemargin.core.checks import (
     refuse_unfit,
     usable,
 )
-from widemargin.core.modes import frozen, in_mode, outside_inference_mode, without_ddp
+from widemargin.core.modes import evaluating, frozen, in_mode, outside_inference_mode, without_ddp
+from widemargin.core.schema import added, outside_tables
 from widemargin.errors import InputError
-from widemargin.losses import cross_entropy, wide
+from widemargin.losses import carlini_wagner, cross_entropy, dlr, lead_of_another, predicted, wide
 from widemargin.types import Goal, ModelMode, Norm, RandomStart
 
 GAUSSIAN_START = 0.001
 """The TRADES family's start: this much normal noise, not clipped before the first step."""
 
+LossName = Literal["ce", "margin", "dlr", "cw"]
+GOALS: dict[LossName, Goal] = {"ce": cross_entropy, "margin": lead_of_another, "dlr": dlr, "cw": carlini_wagner}
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PGD:
     """Projected gradient descent on the images.
 
     ``mode="train"`` runs the passes in training mode and lets them update batch-norm statistics, as the released EMR
-    code does; the default leaves the model as it was.
+    code does; the default leaves the model as it was. ``loss`` is what it makes large (``losses.py``), the
+    cross-entropy that of ``logit_scale`` times the logits. Of several ``restarts``, each but the first from a random
+    point, it keeps per image the worst: misclassified first, then the higher loss. ``eot`` is the number of passes over
+    which a gradient is averaged, for randomized models (expectation over transformation).
+
+    In Python alone: the gradients may be those of another network, the ``surrogate`` (a transfer attack; the model only
+    chooses among restarts), and modules named in ``straight_through`` have the identity's gradient.
     """
 
     eps: float
@@ -49,6 +66,12 @@ class PGD:
     norm: Norm = "linf"
     random_start: RandomStart = False
     mode: ModelMode = "eval"
+    loss: LossName = added("ce")
+    logit_scale: float = added(1.0)
+    restarts: int = added(1)
+    eot: int = added(1)
+    surrogate: nn.Module | None = outside_tables(None)
+    straight_through: tuple[str, ...] = outside_tables(())
 
     def __post_init__(self) -> None:
         make_threat(self.norm, self.eps)
@@ -63,6 +86,40 @@ class PGD:
         check_count("PGD.steps", self.steps)
         choice("PGD", "random_start", self.random_start, (False, "uniform", "gaussian"))
         choice("PGD", "mode", self.mode, ("eval", "train"))
+        choice("PGD", "loss", self.loss, tuple(GOALS))
+        check_count("PGD.restarts", self.restarts)
+        check_count("PGD.eot", self.eot)
+        check_number(
+            "PGD.logit_scale",
+            self.logit_scale,
+            is_valid=lambda scale: scale > 0,
+            rule="a positive number",
+            hint="3 and 10 are usual",
+        )
+        if self.logit_scale != 1 and self.loss != "ce":
+            raise InputError(
+                f"PGD.logit_scale has no effect on loss={self.loss!r}, whose direction no scale changes; remove it, or "
+                'use loss="ce"'
+            )
+        if self.surrogate is not None and self.mode != "eval":
+            raise InputError(
+                "PGD.mode='train' has no effect on a surrogate, which is attacked as it predicts; remove it"
+            )
+
+    def __repr__(self) -> str:
+        """With what is not as usual: two attacks of one repr do the same, but for their surrogates."""
+        usual = ("eps", "step_size", "steps", "norm", "random_start", "mode")
+        parts = [f"{name}={getattr(self, name)!r}" for name in usual]
+        for field in fields(self)[len(usual) :]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                parts.append(f"{field.name}={type(value).__name__ if isinstance(value, nn.Module) else repr(value)}")
+        return f"PGD({', '.join(parts)})"
+
+    @property
+    def draws(self) -> bool:
+        """Whether it needs random numbers."""
+        return bool(self.random_start) or self.restarts > 1
 
     def __call__(
         self,
@@ -78,21 +135,84 @@ class PGD:
         check_model("PGD", model)
         check_images("PGD", x)
         check_labels("PGD", y, batch=len(x))
-        model = without_ddp(model)
-        with outside_inference_mode(), in_mode(model, self.mode), frozen(model):
+        goal = self._goal(goal)
+        if self.draws and generator is None:
+            generator = randomness.fresh()
+        with outside_inference_mode(), self._prepared(without_ddp(model)) as (judge, searched):
             x, y = usable(x), usable(y).long()
             threat = make_threat(self.norm, self.eps)
             point = self._first_point(threat, wide(x), generator) if start is None else _given(start, wide(x))
-            return climb(model, x, y, threat, point, self.step_size, self.steps, goal or cross_entropy)
+            found = climb(searched, x, y, threat, point, self.step_size, self.steps, goal, eot=self.eot)
+            if self.restarts == 1:
+                return found
+            worst = Found.judged(judge, found, y, goal, passes=self.eot)
+            for _ in range(self.restarts - 1):
+                point = self._random_point(threat, wide(x), generator)
+                found = climb(searched, x, y, threat, point, self.step_size, self.steps, goal, eot=self.eot)
+                worst = worst.or_worse(Found.judged(judge, found, y, goal, passes=self.eot))
+        return worst.images
+
+    def _goal(self, given: Goal | None) -> Goal:
+        if given is None:
+            return GOALS[self.loss] if self.logit_scale == 1 else self._scaled_cross_entropy
+        if self.loss != "ce" or self.logit_scale != 1:
+            raise InputError(f"{self!r}: its loss has no effect where a goal is given; leave loss and logit_scale out")
+        return given
+
+    def _scaled_cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(self.logit_scale * wide(logits), y)
+
+    @contextmanager
+    def _prepared(self, model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+        """(the model, the one whose gradients are taken), both in the mode they run in."""
+        with ExitStack() as stack:
+            stack.enter_context(in_mode(model, self.mode))
+            stack.enter_context(frozen(model))
+            searched = model
+            if self.surrogate is not None:
+                searched = without_ddp(self.surrogate)
+                stack.enter_context(evaluating(searched))
+                stack.enter_context(frozen(searched))
+            if self.straight_through:
+                stack.enter_context(straight_through_gradients(searched, self.straight_through))
+            yield model, searched
 
     def _first_point(self, threat: Threat, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        if self.random_start is False:
-            return x.detach()
+        return self._random_point(threat, x, generator) if self.random_start else x.detach()
+
+    def _random_point(self, threat: Threat, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """As ``random_start`` says; uniform where it says none."""
         generator = randomness.fresh() if generator is None else generator
-        if self.random_start == "uniform":
-            return (x.detach() + threat.random(x, generator)).clamp_(0, 1)
-        noise = randomness.normal(x.shape, generator=generator, dtype=x.dtype)
-        return x.detach() + GAUSSIAN_START * noise.to(x.device)
+        if self.random_start == "gaussian":
+            noise = randomness.normal(x.shape, generator=generator, dtype=x.dtype)
+            return x.detach() + GAUSSIAN_START * noise.to(x.device)
+        return (x.detach() + threat.random(x, generator)).clamp_(0, 1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Images that an attack ended with, and what the model says of them."""
+
+    images: Tensor
+    fooled: Tensor
+    """(B,): the share of passes in which the image is misclassified, 0 or 1 for one pass."""
+    value: Tensor
+    """(B,): the mean of what was made large."""
+
+    @classmethod
+    def judged(cls, model: nn.Module, images: Tensor, y: Tensor, goal: Goal, *, passes: int = 1) -> "Found":
+        """What the model, in the mode it should run in, says of the images."""
+        with torch.no_grad():
+            logits = [model(images) for _ in range(passes)]
+            fooled = torch.stack([~predicted(one, y) for one in logits]).float().mean(0)
+            return cls(images, fooled, torch.stack([goal(one, y) for one in logits]).mean(0))
+
+    def or_worse(self, other: "Found") -> "Found":
+        """Per image the other one where it fools the model more often, or as often and with a higher value."""
+        worse = (other.fooled > self.fooled) | ((other.fooled == self.fooled) & (other.value > self.value))
+        images = torch.where(worse.view(-1, *[1] * (self.images.dim() - 1)), other.images, self.images)
+        fooled, value = torch.where(worse, other.fooled, self.fooled), torch.where(worse, other.value, self.value)
+        return Found(images, fooled, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,31 +243,28 @@ class FGSM:
         return self._as_pgd()(model, x, y, goal=goal, start=start, generator=generator)
 
 
-_PGD_NAME = re.compile(r"pgd-?([0-9]+)")
-
-
-def attack_named(name: str, *, eps: float, step_size: float | None = None, norm: Norm = "linf") -> FGSM | PGD:
-    """The attack "fgsm", "pgd10", "pgd-100", ..., without a random start; the step size is eps/4 unless given."""
-    if name == "fgsm":
-        return FGSM(eps=eps, norm=norm)
-    match = _PGD_NAME.fullmatch(name)
-    if match is None or int(match[1]) == 0:
-        raise InputError(
-            f"unknown attack {name!r}; known are clean, fgsm, pgdN (pgd10, pgd20, pgd100, ...) and autoattack"
-        )
-    return PGD(eps=eps, step_size=eps / 4 if step_size is None else step_size, steps=int(match[1]), norm=norm)
-
-
 def climb(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, point: Tensor, step_size: float, steps: int, goal: Goal
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    point: Tensor,
+    step_size: float,
+    steps: int,
+    goal: Goal,
+    *,
+    eot: int = 1,
 ) -> Tensor:
-    """The loop itself; the model is already in the mode it should run in.
+    """The loop itself; the model is already in the mode it should run in. Gradients are means over ``eot`` passes.
 
     Points are float32 where the images are of half precision: rounding would carry them out of the threat set.
     """
     given, x = x.detach(), wide(x.detach())
     for _ in range(steps):
         gradient = wide(goal_gradient(model, point.to(given.dtype), y, goal))
+        for _ in range(eot - 1):
+            gradient = gradient + wide(goal_gradient(model, point.to(given.dtype), y, goal))
+        gradient = gradient / eot if eot > 1 else gradient
         moved = torch.add(point, threat.ascent(gradient), alpha=step_size)
         point = (x + threat.project(moved - x)).clamp_(0, 1)
     return point if point.dtype == given.dtype else _rounded_inwards(point, given)

@@ -9,6 +9,7 @@ import torch
 import typer
 from rich.console import Console
 
+from widemargin.attacks.names import AUTOATTACK
 from widemargin.attacks.threat import THREATS
 from widemargin.cli.options import (
     Attacks,
@@ -45,7 +46,7 @@ from widemargin.errors import InputError
 from widemargin.evaluation.evaluator import evaluate as judge
 from widemargin.evaluation.folder import ModelInfo
 from widemargin.evaluation.report import Report
-from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE, eps_text
+from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE, eps_text
 from widemargin.evaluation.target import LoadedModel, load_model
 from widemargin.training.setup import held_out_images
 from widemargin.types import Norm

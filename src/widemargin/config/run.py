@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from widemargin.attacks.pgd import FGSM, PGD, attack_named
+from widemargin.attacks import ATTACKS as OWN_ATTACKS
+from widemargin.attacks.names import AUTOATTACK, AUTOATTACK_PARTS, GradientAttack, attack_named
+from widemargin.attacks.pgd import FGSM, PGD
 from widemargin.attacks.threat import make_threat
 from widemargin.core.checks import check_count, choice
 from widemargin.core.schema import one_of
@@ -118,13 +120,13 @@ class EvaluationConfig:
         if twice:
             raise InputError(f"evaluation.attacks names an attack twice: {twice}; leave one out")
 
-    def attack(self, name: str) -> PGD | FGSM | None:
-        """The gradient attack of that name; None for "clean" and for "autoattack", which is more than one."""
-        if name in ("clean", "autoattack"):
+    def attack(self, name: str) -> GradientAttack | None:
+        """The gradient attack of that name; None for "clean", AutoAttack and its parts, and your own."""
+        if name in ("clean", AUTOATTACK, *AUTOATTACK_PARTS) or name in OWN_ATTACKS:
             return None
         return attack_named(name, eps=self.eps, step_size=self.step_size, norm=self.norm)
 
-    def strongest(self) -> PGD | FGSM | None:
+    def strongest(self) -> GradientAttack | None:
         """The last attack of the plan, by custom the strongest."""
         attacks = [attack for name in self.attacks if (attack := self.attack(name)) is not None]
         return attacks[-1] if attacks else None

@@ -56,6 +56,8 @@ Table = dict[str, Any]
 Kinds = Mapping[str, type]
 T = TypeVar("T")
 REGISTRY = "registry"
+SHORT, NO_TABLE = "short", "no table"
+"""Marks of fields: left out of a table at the default; never in a table, since no table can hold such a value."""
 
 
 def one_of(registry: Mapping[str, type], **default: Any) -> Any:
@@ -63,13 +65,28 @@ def one_of(registry: Mapping[str, type], **default: Any) -> Any:
     return dataclasses.field(metadata={REGISTRY: registry}, **default)
 
 
+def added(default: Any) -> Any:
+    """A field that a class got after tables of it were written: these stay equal where it has its default."""
+    return dataclasses.field(default=default, metadata={SHORT: True})
+
+
+def outside_tables(default: Any) -> Any:
+    """A field for what no table can hold, such as a network."""
+    return dataclasses.field(default=default, metadata={NO_TABLE: True})
+
+
+def table_fields(cls: Any) -> "list[dataclasses.Field[Any]]":
+    """The fields that a table of this dataclass may have."""
+    return [field for field in dataclasses.fields(cls) if field.init and NO_TABLE not in field.metadata]
+
+
 def to_table(value: Any, kinds: Kinds) -> Any:
     """A dataclass (or a part of one) as tables, lists and scalars; fields that are None are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         tags = {cls: kind for kind, cls in kinds.items()}
         head = {"kind": tags[type(value)]} if type(value) in tags else {}
-        names = [f.name for f in dataclasses.fields(value) if f.init and getattr(value, f.name) is not None]
-        return head | {name: to_table(getattr(value, name), kinds) for name in names}
+        shown = {f.name: getattr(value, f.name) for f in table_fields(value) if not _left_out(f, value)}
+        return head | {name: to_table(part, kinds) for name, part in shown.items()}
     if isinstance(value, LiteralFloat):
         return value.text if "/" in value.text else float(value)
     if isinstance(value, tuple | list):
@@ -77,11 +94,16 @@ def to_table(value: Any, kinds: Kinds) -> Any:
     return value
 
 
+def _left_out(field: "dataclasses.Field[Any]", value: Any) -> bool:
+    part = getattr(value, field.name)
+    return part is None or (SHORT in field.metadata and part == field.default)
+
+
 def from_table(cls: type[T], table: Any, kinds: Kinds, *, path: str = "") -> T:
     """Build the dataclass from tables; ``path`` says where we are, for the errors."""
     if not isinstance(table, Mapping):
         raise InputError(f"{path or 'the configuration'} must be a table, got {table!r}")
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    fields = {field.name: field for field in table_fields(cls)}
     hints = typing.get_type_hints(cls)
     for key in table:
         if key not in fields and not (key == "kind" and cls in kinds.values()):
@@ -188,7 +210,7 @@ def _wanted(field: "dataclasses.Field[Any]", hint: Any, kinds: Kinds) -> str:
         return " or ".join(_describe(option) for option in options)
     tags = {cls: kind for kind, cls in {**kinds, **registry}.items()}
     inside = [f"kind = {tags[classes[0]]!r}"] if classes[0] in tags else []
-    inside += [f"{part.name} = ..." for part in dataclasses.fields(classes[0]) if part.init and _required(part)]
+    inside += [f"{part.name} = ..." for part in table_fields(classes[0]) if _required(part)]
     return f"a table such as {{{', '.join(inside)}}}"
 
 

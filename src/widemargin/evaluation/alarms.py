@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from widemargin.attacks.names import AUTOATTACK
 from widemargin.attacks.pgd import PGD
-from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings
+from widemargin.evaluation.settings import EvaluationSettings
 from widemargin.losses import cross_entropy, predicted
 from widemargin.types import Alarm
 

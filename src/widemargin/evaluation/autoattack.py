@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from widemargin.attacks.names import AUTOATTACK_PARTS
 from widemargin.attacks.threat import Threat
 from widemargin.core.modes import evaluating, frozen
 from widemargin.core.precision import allowing_tf32, default_type, full_float32, no_autocast
@@ -33,7 +34,7 @@ from widemargin.types import Norm
 
 MarginAndLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NORMS: dict[str, str] = {"linf": "Linf", "l2": "L2"}
-PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
+PARTS = AUTOATTACK_PARTS
 MAX_TARGETS = 9
 FEWEST_FOR_APGD_T = 4
 LEAST_HEIGHT_IN_L2 = 5

@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from widemargin.attacks.names import AUTOATTACK
 from widemargin.core.checks import check_labels, check_model
 from widemargin.core.modes import outside_inference_mode
 from widemargin.core.screen import say
@@ -42,7 +43,6 @@ from widemargin.evaluation.report import (
     write_report,
 )
 from widemargin.evaluation.settings import (
-    AUTOATTACK,
     BATCH_SIZE,
     SHARD_SIZE,
     EvaluationSettings,

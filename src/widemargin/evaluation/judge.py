@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from widemargin.attacks.names import AUTOATTACK
 from widemargin.attacks.threat import make_threat
 from widemargin.core import randomness
 from widemargin.core.checks import check_labels, check_logits
@@ -22,7 +23,7 @@ from widemargin.core.records import Record
 from widemargin.errors import InputError
 from widemargin.evaluation.autoattack import PARTS, break_survivors, make_reference, parts_for
 from widemargin.evaluation.distance import minimal_distance
-from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings, eps_text
+from widemargin.evaluation.settings import EvaluationSettings, eps_text
 from widemargin.evaluation.shards import Shard, Store
 from widemargin.losses import decided, predicted
 from widemargin.margins import effective_margin

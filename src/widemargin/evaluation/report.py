@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.names import AUTOATTACK, GradientAttack
+from widemargin.attacks.pgd import PGD
 from widemargin.config.checkpoint import software_versions
 from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import percent
@@ -25,7 +26,7 @@ from widemargin.evaluation.folder import (
     write_folder,
 )
 from widemargin.evaluation.gallery import GALLERY, Bytes, Gallery, Integers
-from widemargin.evaluation.settings import AUTOATTACK, EvaluationSettings, eps_text
+from widemargin.evaluation.settings import EvaluationSettings, eps_text
 from widemargin.evaluation.shards import Shard, Store
 from widemargin.margins import summarize
 from widemargin.types import Alarm
@@ -294,7 +295,7 @@ def write_gallery(
     gallery.write(folder / GALLERY)
 
 
-def _strongest(settings: EvaluationSettings) -> tuple[str, PGD | FGSM]:
+def _strongest(settings: EvaluationSettings) -> tuple[str, GradientAttack]:
     """The attack, and its name as the results have it: "pgd20", or "pgd20@8/255" where there are several eps."""
     eps = max(settings.eps, key=float)
     attacks = [(name, attack) for name in settings.attacks if (attack := settings.attack(name, eps)) is not None]

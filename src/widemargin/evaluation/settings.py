@@ -4,17 +4,18 @@ Two evaluations of one model and data set with equal settings may be joined.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from widemargin.attacks.pgd import FGSM, PGD, attack_named
+from widemargin.attacks.names import AUTOATTACK, GradientAttack, attack_named
+from widemargin.attacks.pgd import PGD
+from widemargin.attacks.strongest import StrongestPGD
 from widemargin.attacks.threat import THREATS, make_threat
 from widemargin.core.checks import check_count, choice
 from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
 from widemargin.types import Norm
 
-AUTOATTACK = "autoattack"
 SEARCHES = ("float32", "tf32")
 SHARD_SIZE, BATCH_SIZE = 500, 250
 """What is finished together, and what is attacked at once, unless somebody says otherwise."""
@@ -68,13 +69,13 @@ class EvaluationSettings:
         """Whether anything here differentiates the model by its images."""
         return self.sanity or self.margins or self.searches
 
-    def attack(self, name: str, eps: float) -> PGD | FGSM | None:
+    def attack(self, name: str, eps: float) -> GradientAttack | None:
         """The gradient attack of that name; None for "clean" and "autoattack", which are none."""
         if name in ("clean", AUTOATTACK):
             return None
         attack = attack_named(name, eps=eps, step_size=self.step_size, norm=self.norm)
-        if isinstance(attack, PGD) and self.max_steps is not None and attack.steps > self.max_steps:
-            return PGD(eps=attack.eps, step_size=attack.step_size, steps=self.max_steps, norm=attack.norm)
+        if isinstance(attack, PGD | StrongestPGD) and self.max_steps is not None and attack.steps > self.max_steps:
+            return replace(attack, steps=self.max_steps)
         return attack
 
     def label(self, name: str, eps: float) -> str:

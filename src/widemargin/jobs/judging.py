@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from widemargin.attacks.names import AUTOATTACK
 from widemargin.config.checkpoint import (
     AVERAGED,
     BEST,
@@ -42,7 +43,7 @@ from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins
 from widemargin.evaluation.evaluator import evaluate
 from widemargin.evaluation.report import Report
-from widemargin.evaluation.settings import AUTOATTACK, BATCH_SIZE, SHARD_SIZE
+from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE
 from widemargin.evaluation.target import Target, load_target, model_info
 from widemargin.evaluation.tf32_search import has_tf32
 from widemargin.jobs.job import ATTACK_STEPS, RESULT, RUN, Job, Resources, Task
