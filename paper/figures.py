@@ -36,8 +36,8 @@ from paper.tree import CollectedJob, Counts, Pairs, over_seeds, watched_attack
 from widemargin.config.checkpoint import CONFIG
 from widemargin.core.records import Fields
 from widemargin.evaluation.folder import Radius
-from widemargin.report.compare import norm_title
 from widemargin.report.pictures import styled
+from widemargin.report.wording import norm_title
 
 WIDTH, HEIGHT = 4.5, 3.6
 """Inches of a panel with its legend."""

@@ -13,8 +13,9 @@ import torch
 from paper.rows import PaperRow, PaperTable
 from paper.tree import CollectedJob, Pairs
 from widemargin.evaluation.distance import rank_correlation
-from widemargin.report.compare import Cell, column_title, compare, norm_title, signed
+from widemargin.report.compare import Cell, compare, signed
 from widemargin.report.tables import markdown_lines, plain_text
+from widemargin.report.wording import column_title, norm_title
 
 FAR_ACCURACY, FAR_MARGIN = 2.0, 0.15
 ABOVE, BELOW, NONE = "▲", "▼", "-"

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from widemargin.report.charts import MOST_POINTS, Sample, histogram, line_chart, scatter
 from widemargin.report.compare import changes, lead_to, toml_value
-from widemargin.report.sections import duration, luminance
 from widemargin.report.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, Text, span, ticks, whole_ticks
+from widemargin.report.sweeps import luminance
 from widemargin.report.tables import Entry, Head, Table
+from widemargin.report.wording import duration
 
 TEXT = Text(id="t", title="a title", description="words", x="across", y="up")
 numbers = st.floats(-1e6, 1e6)
@@ -72,7 +73,7 @@ def test_a_cloud_is_thinned():
 
 
 def test_tables_stay_tables_whatever_the_words():
-    table = Table(title="a_b", heads=[Head("x|y"), Head("z", "%")], rows=[(Entry("a|b\nc"), [Entry("5 ± 1", "p_q")])])
+    table = Table(title="a_b", heads=[Head("x|y"), Head("z", "%")], rows=[[Entry("a|b\nc"), Entry("5 ± 1", ("p_q",))]])
     assert table.markdown().splitlines()[2] == r"| a\|b c | 5 ± 1 (p\_q) |"
     assert r"a|b c & 5 $\pm$ 1 (p\_q) \\" in table.latex()
     assert r"\caption{a\_b}" in table.latex()

@@ -26,7 +26,7 @@ from report_folders import (
 from widemargin import InputError
 from widemargin.core.records import Lines, sealed, visible
 from widemargin.evaluation.gallery import CLASSES, INFLATED, MOST, read_gallery
-from widemargin.report import page as pages
+from widemargin.report import provenance
 from widemargin.report.findings import search
 
 SHARDS = "begun/shards"
@@ -400,7 +400,7 @@ def test_a_gallery_is_not_inflated_beyond_its_bound(tmp_path, monkeypatch):
 
 
 def test_many_faults_are_counted(folder, monkeypatch):
-    monkeypatch.setattr(pages, "FAULTS", 1)
+    monkeypatch.setattr(provenance, "FAULTS", 1)
     for name in (METRICS, GALLERY, SWEEP):
         (folder / name).write_bytes(b"\xff\n\n")
     text = page_of(folder)

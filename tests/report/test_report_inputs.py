@@ -23,7 +23,7 @@ from widemargin.evaluation.examples import Examples
 from widemargin.evaluation.folder import Evaluation, Radius
 from widemargin.evaluation.gallery import read_gallery
 from widemargin.report.findings import owners_of, search, unique
-from widemargin.report.page import breakdowns
+from widemargin.report.sections import breakdowns
 
 
 def npy(array):

@@ -18,8 +18,8 @@ from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins, per
 from widemargin.evaluation.target import load_target
 from widemargin.recipes import find_recipe
 from widemargin.recipes.demo import ATTACK
-from widemargin.report.compare import attack_title
 from widemargin.report.pictures import Twins, demo_figure, save_picture
+from widemargin.report.wording import attack_title
 from widemargin.training.trainer import train as train_run
 
 MODELS = {"plain": "demo/plain", "EMR": "demo/emr"}

@@ -19,7 +19,8 @@ from widemargin.jobs.job import SUMMARY, Job, Resources, Task, best_rows, choose
 from widemargin.jobs.judging import JUDGMENTS, judgment_of
 from widemargin.jobs.pool import Failure, describe, run_in_turn, run_workers
 from widemargin.recipes.tables import Row, Table, all_tables, find_table
-from widemargin.report.compare import Cell, column_title, compare, followup_line, markdown
+from widemargin.report.compare import Cell, compare, followup_line, markdown
+from widemargin.report.wording import column_title
 
 BEST = "best"
 FAILED = 1

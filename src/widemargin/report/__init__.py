@@ -4,7 +4,6 @@
 """
 
 import datetime
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,25 @@ from pathlib import Path
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import visible
 from widemargin.errors import InputError
+from widemargin.report.commands import reproducing_commands
 from widemargin.report.compare import Reference
 from widemargin.report.findings import Findings, search
-from widemargin.report.page import Page, build_page, html
-from widemargin.report.results import numbers_table, result_tables
-from widemargin.report.tables import plain_text
+from widemargin.report.page import Page, Section, as_html, as_latex, as_markdown
+from widemargin.report.provenance import FACTS_TITLE, alarms, facts, faults
+from widemargin.report.results import numbers_table, result_tables, shown_tables
+from widemargin.report.sections import (
+    accuracy_against_eps,
+    autoattack,
+    galleries,
+    margin_against_distance,
+    margins,
+    training,
+)
+from widemargin.report.sweeps import sweep_table
+from widemargin.report.wording import counted, listed
+
+FEW = 3
+"""So many names make a title."""
 
 
 @dataclass(frozen=True)
@@ -46,40 +59,49 @@ def write_report(
     places = [Path(folder) for folder in folders]
     found, known = search(places), references or {}
     tables = result_tables(found, known)
-    content = build_page(found, tables, known, folders=places, out=target, title=title)
+    sections = [
+        Section("not-shown", "Files that could not be shown", faults(found)),
+        Section("alarms", "Alarms", alarms(found)),
+        Section("results", "Results", shown_tables(tables)),
+        Section("autoattack", "AutoAttack, part by part", autoattack(found)),
+        Section("accuracy-versus-eps", "Accuracy against the size of the attack", accuracy_against_eps(found)),
+        Section("margins", "Effective margins", margins(found)),
+        Section("margin-versus-distance", "Margin against distance", margin_against_distance(found)),
+        Section("training", "Training", training(found)),
+        Section("sweeps", "Sweeps", [sweep_table(sweep) for sweep in found.sweeps]),
+        Section("gallery", "Examples and their adversarial twins", galleries(found)),
+        Section("facts", FACTS_TITLE, facts(found)),
+        Section("reproduce", "How to reproduce", reproducing_commands(found, known, places, target)),
+    ]
+    shown = [section for section in sections if section.parts]
+    page = Page(title or _title(found), _summary(found, places), shown)
     texts = {
-        ".html": html(content, date=datetime.date.today().isoformat(), version=version),
-        ".md": as_markdown(content),
+        ".html": as_html(page, date=datetime.date.today().isoformat(), version=version),
+        ".md": as_markdown(page),
         ".csv": numbers_table(tables, found.evaluations).csv(),
-        ".tex": as_latex(content),
+        ".tex": as_latex(page),
     }
     make_folder(target.parent)
     for suffix, text in texts.items():
         write_text_atomic(target.with_suffix(suffix), visible(text, lines=True))
-    return ReportFiles([target.with_suffix(suffix) for suffix in texts], content, found)
+    return ReportFiles([target.with_suffix(suffix) for suffix in texts], page, found)
 
 
-def as_markdown(content: Page) -> str:
-    """The tables and sentences of the page as Markdown."""
-    parts = [f"# {plain_text(content.title)}\n\n{plain_text(content.summary)}\n"]
-    for section in content.sections:
-        body = [f"{plain_text(line)}\n" for line in section.lines]
-        for table in section.tables:
-            body += [f"### {plain_text(table.title)}\n"] * (table.title != section.title) + [table.markdown()]
-        if section.commands:
-            body.append(_fenced("\n".join(section.commands)))
-        if body:
-            parts.append("\n".join([f"## {section.title}\n", *body]))
-    return "\n".join(parts)
+def _title(found: Findings) -> str:
+    labels = found.labels() or [f"sweep of {sweep.recipe}" for sweep in found.sweeps]
+    recipes = [*(run.name for run in found.runs), *(e.name or e.label for e in found.evaluations)]
+    for names in (labels, list(dict.fromkeys(recipes))):
+        if len(names) <= FEW:
+            return listed(names)
+    return f"{counted(len(set(recipes)), 'recipe')} compared"
 
 
-def _fenced(text: str) -> str:
-    """Text between fences that it cannot break."""
-    fence = max(["```", *(f"{ticks}`" for ticks in re.findall("`+", text))], key=len)
-    return f"{fence}sh\n{text}\n{fence}\n"
-
-
-def as_latex(content: Page) -> str:
-    """The tables of the page as LaTeX."""
-    tables = [table.latex() for section in content.sections for table in section.tables]
-    return "% \\usepackage{booktabs}\n\n" + "\n".join(tables)
+def _summary(found: Findings, folders: Sequence[Path]) -> str:
+    parts = []
+    for things, noun in ((found.runs, "run"), (found.evaluations, "evaluation"), (found.sweeps, "sweep")):
+        if things:
+            parts.append(counted(len(things), noun))
+    waiting = sum(not run.finished and not run.unread for run in found.runs)
+    waiting += sum(not evaluation.finished for evaluation in found.evaluations)
+    unfinished = f", {waiting:,} of them unfinished" if waiting else ""
+    return f"{listed(parts)}{unfinished}, from {listed([str(folder) for folder in folders])}."

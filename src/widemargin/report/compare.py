@@ -314,46 +314,6 @@ def state(run: Run) -> list[str]:
     return [f"epoch {run.done} of {run.planned}", *lost]
 
 
-MARGIN, MARGIN_TRAIN, ROBUST = "margin", "margin_train", "robust"
-_NAMES = {
-    "clean": "Clean",
-    "fgsm": "FGSM",
-    "autoattack": "AutoAttack",
-    MARGIN: "Margin",
-    MARGIN_TRAIN: "Training margin",
-    ROBUST: "Watched attack",
-    "apgd-ce": "APGD-CE",
-    "apgd-t": "APGD-T",
-    "fab-t": "FAB-T",
-    "square": "Square",
-}
-_NORMS = {"linf": "L∞", "l2": "L2"}
-
-
-def attack_title(name: str) -> str:
-    """An attack's name as papers write it."""
-    steps = re.fullmatch(r"pgd(\d+)", name)
-    return f"PGD-{steps[1]}" if steps else _NAMES.get(name, name)
-
-
-_COLUMNS = {"pgd": "PGD", "margin_train": "Training margin", "margin_test": "Test margin"}
-
-
-def column_title(column: str) -> str:
-    """The head of a column of results."""
-    return _COLUMNS.get(column) or attack_title(column)
-
-
-def norm_title(norm: str) -> str:
-    """A norm's name."""
-    return _NORMS.get(norm, norm)
-
-
-def margin_places(norm: str) -> int:
-    """How many decimals a margin needs: those in linf are some hundredths."""
-    return 4 if norm == "linf" else 3
-
-
 def followup_line(report: Mapping[str, Any]) -> str:
     """The numbers of a finished evaluation that no column of a table has room for."""
     images = f"{report['data']['count']:,} images"

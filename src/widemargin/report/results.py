@@ -9,20 +9,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, stdev
 
 from widemargin.evaluation.folder import Evaluation, Radius
 from widemargin.report.compare import (
-    MARGIN,
-    MARGIN_TRAIN,
-    ROBUST,
     Cell,
     Reference,
     References,
-    attack_title,
     differences,
-    margin_places,
-    norm_title,
     notes_of_evaluation,
     settings_of,
     state,
@@ -31,7 +26,8 @@ from widemargin.report.compare import (
 )
 from widemargin.report.findings import Findings, owners_of, unique
 from widemargin.report.runs import Run
-from widemargin.report.tables import Entry, Head, Table
+from widemargin.report.tables import Columns, Entry, Head, Table
+from widemargin.report.wording import MARGIN, MARGIN_TRAIN, ROBUST, attack_title, margin_places, minus, norm_title
 
 _ORDER = ("clean", "fgsm", "pgd", "", "autoattack", ROBUST, MARGIN, MARGIN_TRAIN)
 
@@ -63,10 +59,8 @@ class Measure:
             return f"%, {norm_title(self.norm)} {self.radius.written}"
         return "%"
 
-    def number(self, value: float | None, *, signed: bool = False) -> str:
+    def number(self, value: float, *, signed: bool = False) -> str:
         """A value of this measure as it is printed everywhere."""
-        if value is None:
-            return ""
         places = margin_places(self.norm) if self.is_margin else 2
         return f"{value:+.{places}f}" if signed else f"{value:.{places}f}"
 
@@ -111,11 +105,6 @@ class Results:
     data: str
     measures: Sequence[Measure]
     rows: Sequence[Row]
-
-    @property
-    def compared(self) -> bool:
-        """Whether any published number is in it."""
-        return any(cell.paper is not None for row in self.rows for cell in row.cells.values())
 
 
 def result_tables(found: Findings, references: References) -> list[Results]:
@@ -257,6 +246,41 @@ def _mean(label: str, rows: Sequence[Row]) -> Row:
     )
 
 
+def shown_tables(found: Sequence[Results]) -> list[Table]:
+    """A table for each data set that has any number."""
+    return [_results_table(table, alone=len(found) == 1) for table in found if table.measures]
+
+
+def _results_table(found: Results, *, alone: bool) -> Table:
+    said = ["Accuracy in percent."]
+    if any(cell.paper is not None for row in found.rows for cell in row.cells.values()):
+        said.append("Below a number: the published one of the recipe of that name, and ours minus it.")
+    if any(measure.is_margin for measure in found.measures):
+        said.append("Margins: mean ± standard deviation over correctly classified images, pixels in [0, 1].")
+    columns: Columns[Row] = [
+        ("Run", _row_name),
+        *((Head(measure.title, measure.detail), partial(_number_entry, measure)) for measure in found.measures),
+    ]
+    notes = [" ".join(said), *(f"{row.label}: {'; '.join(row.notes)}." for row in found.rows if row.notes)]
+    return Table.of("Results" if alone else f"On {found.data or 'unnamed data'}", found.rows, columns, notes=notes)
+
+
+def _row_name(row: Row) -> Entry:
+    compared = row.source and any(cell.paper is not None for cell in row.cells.values())
+    return Entry(row.label, (f"paper: {row.source}",) if compared else ())
+
+
+def _number_entry(measure: Measure, row: Row) -> Entry | None:
+    """One number as it is printed everywhere."""
+    cell = row.cells.get(measure)
+    if cell is None or cell.ours is None:
+        return None
+    ours = measure.number(cell.ours) + (f" ± {measure.number(cell.spread)}" if cell.spread is not None else "")
+    if cell.paper is None or cell.difference is None:
+        return Entry(ours)
+    return Entry(ours, (f"paper {measure.number(cell.paper)}", minus(measure.number(cell.difference, signed=True))))
+
+
 COLUMNS = (
     *("name", "kind", "data", "measure", "norm", "eps", "eps_value"),
     *("value", "spread", "paper", "difference", "images"),
@@ -280,7 +304,7 @@ def numbers_table(found: Sequence[Results], evaluations: Sequence[Evaluation]) -
     return Table(
         title="Numbers",
         heads=[Head(name) for name in COLUMNS],
-        rows=[(Entry(label), [Entry(word) for word in words]) for label, words in rows],
+        rows=[[*map(Entry, (label, *words))] for label, words in rows],
     )
 
 

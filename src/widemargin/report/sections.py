@@ -1,71 +1,275 @@
-"""The sections of charts: training, margins, margin against distance, accuracy against eps, sweeps.
+"""What was measured, section by section: AutoAttack, accuracy against eps, margins, distances, training, examples.
 
-A section is a heading, figures and tables; one without data does not exist. All runs stand on the same axes, a label
-has the same color everywhere, and margins in different norms do not share an axis. A sweep over one or two settings is
-a table whose cells are colored by their number, so that it can be read, copied and scrolled.
+A section is found data, turned into figures and tables; without data it is empty. All runs stand on the same axes, a
+label has the same color everywhere, and margins in different norms do not share an axis.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+import base64
+import io
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from markupsafe import Markup
+from PIL import Image
 
-from widemargin.evaluation.folder import Evaluation, Margins
-from widemargin.report.charts import MOST_POINTS, Sample, histogram, line_chart, scatter
-from widemargin.report.compare import attack_title, margin_places, norm_title
-from widemargin.report.findings import Findings, Sweep
+from widemargin.evaluation.folder import Distance, Evaluation, Margins
+from widemargin.evaluation.gallery import Bytes, Gallery
+from widemargin.report.charts import MOST_POINTS, Sample, histogram, line_chart, scatter, stacked
+from widemargin.report.findings import Findings
+from widemargin.report.page import Example, Examples, Figure, Figures, Part, Parts, Picture, Sentence
 from widemargin.report.runs import Epoch, Run
-from widemargin.report.svg import Series, Text, Tick, minus
-from widemargin.report.tables import Entry, Head, Table
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A picture with a caption."""
-
-    picture: Markup
-    title: str
-    caption: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """``lines`` are sentences, ``commands`` what one types; ``more`` is for the section's own template."""
-
-    id: str
-    title: str
-    lines: Sequence[str] = ()
-    legend: Sequence[tuple[str, int]] = ()
-    figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
-    commands: Sequence[str] = ()
-    template: str = "plain.html"
-    more: Mapping[str, Any] = field(default_factory=dict)
-
+from widemargin.report.svg import Series, Text, Tick, legend, part_legend
+from widemargin.report.tables import Columns, Entry, Head, Table
+from widemargin.report.wording import attack_title, duration, margin_places, minus, norm_title
 
 MOST = 16
 """More of a kind than these cannot be told apart on one chart."""
 T = TypeVar("T")
 
 
-def first(things: Sequence[T], noun: str = "evaluation") -> tuple[Sequence[T], list[str]]:
-    """Those that figures show, and a line that says so where there are more."""
+def first(things: Sequence[T], noun: str = "evaluation") -> tuple[Sequence[T], list[Part]]:
+    """Those that figures show, and a sentence that says so where there are more."""
     if len(things) <= MOST:
         return things, []
     said = f"The figures show the first {MOST} of {len(things):,} {noun}s; give fewer folders to see the others."
-    return things[:MOST], [said]
+    return things[:MOST], [Sentence(said)]
 
 
-def counted(number: int, noun: str) -> str:
-    """1 run, 2 runs."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _legend(labels: Iterable[str], found: Findings) -> Markup:
+    return legend([(label, found.color(label)) for label in dict.fromkeys(labels)])
 
 
-def listed(words: Sequence[str]) -> str:
-    """a, b and c."""
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+AUTOATTACK = "autoattack"
+WRONG, ROBUST = "Wrong unattacked", "Still right"
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """One AutoAttack run: (part, images broken) in the order of the attack."""
+
+    label: str
+    parts: Sequence[tuple[str, int]]
+
+
+def autoattack(found: Findings) -> Parts:
+    """Bars and counts for each evaluation with AutoAttack."""
+    rows = [row for evaluation in found.evaluations for row in breakdowns(evaluation)]
+    if not rows:
+        return []
+    drawn, left_out = first(rows)
+    names = list(dict.fromkeys(name for row in rows for name, _ in row.parts if name not in (WRONG, ROBUST)))
+    styles = {WRONG: "part-wrong", **{name: f"part-{i % 4}" for i, name in enumerate(names)}, ROBUST: "part-right"}
+    said = (", ".join(f"{attack_title(name)} {count:,}" for name, count in row.parts) for row in drawn)
+    described = "; ".join(f"{row.label}: {words}" for row, words in zip(drawn, said, strict=True))
+    text = Text(id="breakdown", title="What AutoAttack's parts broke", description=described)
+    bars = [(row.label, [(attack_title(name), styles[name], count) for name, count in row.parts]) for row in drawn]
+    figure = Figure(text.title, stacked(text, bars), "Each bar is all images of one evaluation.")
+    counts = [(row.label, dict(row.parts)) for row in rows]
+    table = Table(
+        title="Images broken by each part of AutoAttack",
+        heads=[Head("Evaluation"), *(Head(attack_title(name)) for name in styles)],
+        rows=[
+            [Entry(label), *(Entry(f"{broken[name]:,}" if name in broken else "-") for name in styles)]
+            for label, broken in counts
+        ],
+    )
+    said_first = Sentence("Each part attacks only the images that all parts before it left right.")
+    key = part_legend([(attack_title(name), style) for name, style in styles.items()])
+    return [said_first, *left_out, Figures([figure], key), table]
+
+
+def breakdowns(evaluation: Evaluation) -> list[Breakdown]:
+    """One for each eps at which AutoAttack ran; none where nobody knows on how many images."""
+    count = evaluation.count or len(evaluation.examples or ())
+    names = [name for name in evaluation.accuracy if name.partition("@")[0] == AUTOATTACK]
+    return [_breakdown(evaluation, name.removeprefix(AUTOATTACK), count) for name in names] if count else []
+
+
+def _breakdown(evaluation: Evaluation, suffix: str, count: int) -> Breakdown:
+    """``suffix`` is the eps ("@8/255") where there are several."""
+    accuracy = evaluation.accuracy
+    left = round(accuracy.get("clean", 100.0) * count / 100)
+    parts = [(WRONG, count - left)]
+    for name, value in accuracy.items():
+        part, _, _ = name.partition("@")
+        if name.startswith(f"{AUTOATTACK}/") and name == part + suffix:
+            right = round(value * count / 100)
+            parts.append((part.removeprefix(f"{AUTOATTACK}/"), max(0, left - right)))
+            left = right
+    if len(parts) == 1:  # without accuracies after each part, each example says what broke it
+        if (examples := evaluation.examples) is not None:
+            breakers = [at.get(suffix[1:]) for at in examples.broken_at] if suffix else examples.broken_by
+            parts += Counter(name for name in breakers if name).items()
+        left = round(accuracy[AUTOATTACK + suffix] * count / 100)
+    label = f"{evaluation.label}, eps {suffix[1:]}" if suffix else evaluation.label
+    return Breakdown(label, [*parts, (ROBUST, left)])
+
+
+@dataclass(frozen=True)
+class EpsCurve:
+    """Accuracy against eps, from the clean accuracy on: (eps as written, as a number, accuracy)."""
+
+    label: str
+    points: Sequence[tuple[str, float, float]]
+
+
+def accuracy_against_eps(found: Findings) -> Parts:
+    """A figure for each attack and norm that was run at two sizes or more."""
+    curves: dict[str, dict[str, list[EpsCurve]]] = defaultdict(lambda: defaultdict(list))
+    shown, left_out = first([e for e in found.evaluations if any(len(curve) > 1 for curve in e.curves.values())])
+    for evaluation in shown:
+        clean = evaluation.accuracy.get("clean")
+        for attack, curve in list(evaluation.curves.items())[:MOST]:
+            if len(curve) > 1:
+                points = [(radius.written, radius.value, accuracy) for radius, accuracy in curve]
+                points = points if clean is None else [("0", 0.0, clean), *points]
+                curves[evaluation.norm][attack].append(EpsCurve(evaluation.label, points))
+    if not curves:
+        return []
+    lines = [(attack, norm, members) for norm, attacks in curves.items() for attack, members in attacks.items()]
+    figures = [_eps_figure(number, *line, found) for number, line in enumerate(lines)]
+    labels = (curve.label for _, _, members in lines for curve in members)
+    tables = [_eps_table(norm, attacks) for norm, attacks in curves.items()]
+    return [*left_out, Figures(figures, _legend(labels, found)), *tables]
+
+
+def _eps_figure(number: int, attack: str, norm: str, curves: Sequence[EpsCurve], found: Findings) -> Figure:
+    said = (", ".join(f"{accuracy:.2f} at {written}" for written, _, accuracy in curve.points) for curve in curves)
+    text = Text(
+        id=f"eps-{number}",
+        title=f"Accuracy under {attack_title(attack)}, {norm_title(norm)}",
+        description="; ".join(f"{curve.label}: {words}" for curve, words in zip(curves, said, strict=True)),
+        x=f"eps ({norm_title(norm)})",
+        y="accuracy, %",
+    )
+    series = [
+        Series(label=c.label, color=found.color(c.label), points=[(eps, accuracy) for _, eps, accuracy in c.points])
+        for c in curves
+    ]
+    return Figure(text.title, line_chart(text, series, percent=True, zero=True, x_ticks=_eps_ticks(curves)))
+
+
+def _sizes(curves: Iterable[EpsCurve]) -> list[tuple[float, str]]:
+    return sorted({(value, written) for curve in curves for written, value, _ in curve.points})
+
+
+def _eps_ticks(curves: Sequence[EpsCurve]) -> list[Tick]:
+    """Every eps as it was written, but none so near the last that the words would touch."""
+    marked: list[Tick] = []
+    sizes = _sizes(curves)
+    room = (sizes[-1][0] - sizes[0][0]) / 7
+    for value, written in sizes:
+        if not marked or value - marked[-1].value >= room:
+            marked.append(Tick(value, written))
+    return marked
+
+
+def _eps_table(norm: str, attacks: Mapping[str, Sequence[EpsCurve]]) -> Table:
+    sizes = _sizes(curve for curves in attacks.values() for curve in curves)
+    rows = []
+    for attack, curves in attacks.items():
+        for curve in curves:
+            at = {value: f"{accuracy:.2f}" for _, value, accuracy in reversed(curve.points)}
+            rows.append(
+                [Entry(curve.label, (attack_title(attack),)), *(Entry(at.get(value, "-")) for value, _ in sizes)]
+            )
+    return Table(
+        title=f"Accuracy (%) at each {norm_title(norm)} eps",
+        heads=[Head("Evaluation"), *(Head(text, f"{value:.4g}" if "/" in text else "") for value, text in sizes)],
+        rows=rows,
+    )
+
+
+def margins(found: Findings) -> Parts:
+    """One figure for each norm (margins in different norms do not share an axis), and every summary."""
+    known = [(e, e.examples.finite_margins()) for e in found.evaluations if e.examples is not None]
+    shown, left_out = first([(evaluation, values) for evaluation, values in known if values])
+    figures = []
+    for number, norm in enumerate(dict.fromkeys(evaluation.margin_norm for evaluation, _ in shown)):
+        samples = [Sample(e.label, found.color(e.label), values) for e, values in shown if e.margin_norm == norm]
+        figures.append(_margins_figure(number, norm_title(norm), samples))
+    rows = [(evaluation.label, margins) for evaluation in found.evaluations for margins in evaluation.margins]
+    if not figures and not rows:
+        return []
+    said = "How far the decision boundary is, by the model's own gradient; left of zero: misclassified."
+    legend = _legend((evaluation.label for evaluation, _ in shown), found)
+    return [Sentence(said), *left_out, Figures(figures, legend), *([_margins_table(rows)] if rows else [])]
+
+
+def _margins_figure(number: int, norm: str, samples: Sequence[Sample]) -> Figure:
+    text = Text(
+        id=f"margins-{number}",
+        title=f"Effective margins, {norm}",
+        description="; ".join(f"{s.label}: {len(s.values):,} images, mean {np.mean(s.values):.4f}" for s in samples),
+        x=f"effective margin ({norm})",
+        y="share of images, %",
+    )
+    return Figure(text.title, histogram(text, samples), "Dashed: the mean over all images.")
+
+
+def _margins_table(rows: Sequence[tuple[str, Margins]]) -> Table:
+    quantiles = sorted({key for _, margins in rows for key in margins.quantiles}, key=float)
+    entries = []
+    for label, m in rows:
+        values = (m.mean, m.std, *(m.quantiles.get(quantile) for quantile in quantiles))
+        numbers = ("-" if value is None else minus(f"{value:.{margin_places(m.norm)}f}") for value in values)
+        which = {"train": "training, correct"}.get(m.of, m.of)
+        name = Entry(label, (f"{which}, {norm_title(m.norm)}",))
+        entries.append([name, Entry(f"{m.count:,}"), *map(Entry, numbers)])
+    return Table(
+        title="Margins in numbers",
+        heads=[*map(Head, ("Evaluation", "Images", "Mean", "Std")), *(Head(f"{100 * float(q):g}%") for q in quantiles)],
+        rows=entries,
+        notes=["Columns in percent are quantiles: so many of the images have a smaller margin."],
+    )
+
+
+def margin_against_distance(found: Findings) -> Parts:
+    """A cloud for each evaluation that measured both."""
+    known = [(e, e.examples.margin_and_distance()) for e in found.evaluations if e.examples is not None]
+    shown, left_out = first([(evaluation, points) for evaluation, points in known if points])
+    figures = [
+        _distance_figure(number, evaluation, points, found.color(evaluation.label))
+        for number, (evaluation, points) in enumerate(shown)
+    ]
+    measured = [(e.label, e.distance) for e in found.evaluations if e.distance is not None]
+    if not figures and not measured:
+        return []
+    said = (
+        "Each point is a correctly classified image: its effective margin, and the size of the smallest adversarial "
+        "perturbation found. On the dashed line they are equal."
+    )
+    columns: Columns[tuple[str, Distance]] = [
+        ("Evaluation", lambda row: row[0]),
+        ("Images", lambda row: f"{row[1].count:,}"),
+        ("Median distance", lambda row: _four_digits(row[1].median)),
+        ("Rank correlation with the margin", lambda row: _four_digits(row[1].rank_correlation)),
+    ]
+    tables = [Table.of("Distances in numbers", measured, columns)] if measured else []
+    return [Sentence(said), *left_out, Figures(figures), *tables]
+
+
+def _four_digits(value: float | None) -> str | None:
+    return None if value is None else f"{value:.4g}"
+
+
+def _distance_figure(number: int, evaluation: Evaluation, points: list[tuple[float, float]], color: int) -> Figure:
+    norm = norm_title(evaluation.norm)
+    correlation = evaluation.distance.rank_correlation if evaluation.distance else None
+    caption = "" if correlation is None else f"Rank correlation {correlation:.3f}."
+    text = Text(
+        id=f"distance-{number}",
+        title=f"Margin against distance, {evaluation.label}",
+        description=f"{len(points):,} images. {caption}",
+        x=f"effective margin ({norm})",
+        y=f"distance found ({norm})",
+    )
+    if len(points) > MOST_POINTS:
+        caption += f" {MOST_POINTS:,} of {len(points):,} points are drawn."
+    return Figure(evaluation.label, scatter(text, points, color), caption)
 
 
 POINTS = 2000
@@ -73,42 +277,36 @@ POINTS = 2000
 
 @dataclass(frozen=True)
 class Panel:
-    """What one chart shows: a key of the metrics, or two that make a mean and its spread."""
+    """What one chart of training shows: a key of the metrics, or two that make a mean and its spread."""
 
     key: str
     title: str
-    unit: str
-    percent: bool = False
+    unit: str = "accuracy, %"
     spread: str = ""
 
 
 PANELS = (
-    Panel("test_clean", "Clean accuracy, test images", "accuracy, %", percent=True),
-    Panel("test_robust", "Robust accuracy, test images", "accuracy, %", percent=True),
-    Panel("validation_clean", "Clean accuracy, held-out images", "accuracy, %", percent=True),
-    Panel("validation_robust", "Robust accuracy, held-out images", "accuracy, %", percent=True),
-    Panel("train_accuracy", "Accuracy in training", "accuracy, %", percent=True),
+    Panel("test_clean", "Clean accuracy, test images"),
+    Panel("test_robust", "Robust accuracy, test images"),
+    Panel("validation_clean", "Clean accuracy, held-out images"),
+    Panel("validation_robust", "Robust accuracy, held-out images"),
+    Panel("train_accuracy", "Accuracy in training"),
     Panel("loss", "Loss", "loss"),
     Panel("emr", "EMR penalty", "penalty, before its weight"),
     Panel("igr", "IGR penalty", "penalty, before its weight"),
-    Panel("test_margin_mean", "Effective margin, test images", "margin (L2)", spread="test_margin_std"),
-    Panel("train_margin_mean", "Effective margin, training images", "margin (L2)", spread="train_margin_std"),
+    Panel("test_margin_mean", "Effective margin, test images", "margin (L2)", "test_margin_std"),
+    Panel("train_margin_mean", "Effective margin, training images", "margin (L2)", "train_margin_std"),
 )
 
 
-def training_section(found: Findings) -> Section | None:
+def training(found: Findings) -> Parts:
     """A chart for each thing that any run measured."""
     if not found.runs:
-        return None
-    shown, lines = first([run for run in found.runs if run.epochs], "run")
-    return Section(
-        id="training",
-        title="Training",
-        lines=lines,
-        legend=[(run.label, found.color(run.label)) for run in shown],
-        figures=[figure for panel in PANELS if (figure := _training_figure(panel, shown, found)) is not None],
-        tables=[_run_table(found.runs)],
-    )
+        return []
+    shown, left_out = first([run for run in found.runs if run.epochs], "run")
+    figures = [figure for panel in PANELS if (figure := _training_figure(panel, shown, found)) is not None]
+    legend = _legend((run.label for run in shown), found)
+    return [*left_out, Figures(figures, legend), Table.of("Runs", found.runs, RUN_COLUMNS)]
 
 
 def _training_figure(panel: Panel, runs: Sequence[Run], found: Findings) -> Figure | None:
@@ -118,7 +316,7 @@ def _training_figure(panel: Panel, runs: Sequence[Run], found: Findings) -> Figu
     said = "; ".join(f"{s.label}: {s.points[-1][1]:.4g} at epoch {s.points[-1][0]:g}" for s in series)
     text = Text(id=f"training-{panel.key}", title=panel.title, description=said, x="epoch", y=panel.unit)
     caption = "Band: one standard deviation over images." if any(line.spread for line in series) else ""
-    return Figure(picture=line_chart(text, series, percent=panel.percent), title=panel.title, caption=caption)
+    return Figure(text.title, line_chart(text, series, percent=panel.unit.endswith("%")), caption)
 
 
 def _training_series(panel: Panel, run: Run, color: int) -> Series:
@@ -138,24 +336,12 @@ def thinned(epochs: Sequence[Epoch]) -> Sequence[Epoch]:
     return epochs if step <= 1 else [*epochs[:-1:step], epochs[-1]]
 
 
-def _run_table(runs: Sequence[Run]) -> Table:
-    heads = [Head("Run"), *map(Head, ("Epochs", "State", "Loss", "Time", "Weights kept"))]
-    return Table(title="Runs", heads=heads, rows=[(Entry(run.label, str(run.folder)), _run_row(run)) for run in runs])
-
-
-def _run_row(run: Run) -> list[Entry]:
+def _epochs(run: Run) -> str:
     planned = "" if run.planned is None else f" of {run.planned}"
-    loss = run.curve("loss")
-    return [
-        Entry(f"-{planned}" if run.unread else f"{run.done}{planned}"),
-        Entry(_run_state(run)),
-        Entry(f"{loss[-1][1]:.4g}" if loss else "-"),
-        Entry(duration(run.seconds)),
-        Entry(", ".join(run.checkpoints) or "-"),
-    ]
+    return f"-{planned}" if run.unread else f"{run.done}{planned}"
 
 
-def _run_state(run: Run) -> str:
+def _state(run: Run) -> str:
     if run.finished:
         return "finished"
     if run.unread:
@@ -164,351 +350,54 @@ def _run_state(run: Run) -> str:
     return f"{stopped}, last line cut off" if run.cut_off else stopped
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+RUN_COLUMNS: Columns[Run] = [
+    ("Run", lambda run: Entry(run.label, (str(run.folder),))),
+    ("Epochs", _epochs),
+    ("State", _state),
+    ("Loss", lambda run: _four_digits(run.curve("loss")[-1][1]) if run.curve("loss") else None),
+    ("Time", lambda run: duration(run.seconds)),
+    ("Weights kept", lambda run: ", ".join(run.checkpoints) or None),
+]
 
 
-def margins_section(found: Findings) -> Section | None:
-    """One figure for each norm (margins in different norms do not share an axis), and every summary."""
-    figures: list[Figure] = []
-    shown, left_out = first([e for e in found.evaluations if e.examples is not None and e.examples.finite_margins()])
-    for norm in dict.fromkeys(evaluation.margin_norm for evaluation in shown):
-        members = [evaluation for evaluation in shown if evaluation.margin_norm == norm]
-        if members:
-            figures.append(_margins_figure(len(figures), members, found))
-    rows = [row for evaluation in found.evaluations for row in _margin_rows(evaluation)]
-    if not figures and not rows:
-        return None
-    return Section(
-        id="margins",
-        title="Effective margins",
-        lines=[
-            "How far the decision boundary is, by the model's own gradient; left of zero: misclassified.",
-            *left_out,
-        ],
-        legend=[(evaluation.label, found.color(evaluation.label)) for evaluation in shown],
-        figures=figures,
-        tables=[_margins_table(rows)] if rows else [],
-    )
+GRAY = 128
 
 
-def _margins_figure(number: int, evaluations: Sequence[Evaluation], found: Findings) -> Figure:
-    norm = norm_title(evaluations[0].margin_norm)
-    samples = [Sample(e.label, found.color(e.label), e.examples.finite_margins()) for e in evaluations if e.examples]
-    said = "; ".join(f"{s.label}: {len(s.values):,} images, mean {np.mean(s.values):.4f}" for s in samples)
-    title = f"Effective margins, {norm}"
-    unit = f"effective margin ({norm})"
-    text = Text(id=f"margins-{number}", title=title, description=said, x=unit, y="share of images, %")
-    return Figure(picture=histogram(text, samples), title=title, caption="Dashed: the mean over all images.")
+def galleries(found: Findings) -> Parts:
+    """The examples of each evaluation that kept images, with their adversarial twins."""
+    kept, left_out = first([(e.label, e.gallery) for e in found.evaluations if e.gallery and len(e.gallery.images)])
+    return [*left_out, *(_gallery(label, gallery) for label, gallery in kept)]
 
 
-def _margin_rows(evaluation: Evaluation) -> list[tuple[Evaluation, str, Margins]]:
-    names = {"train": "training, correct"}
-    return [(evaluation, names.get(margins.of, margins.of), margins) for margins in evaluation.margins]
+def _gallery(label: str, found: Gallery) -> Examples:
+    differences = found.adversarial.astype(np.int16) - found.images.astype(np.int16)
+    gain = max(1, (GRAY - 1) // max(1, int(np.abs(differences).max())))
+    amplified = np.clip(GRAY + gain * differences, 0, 255).astype(np.uint8)
+    attack, _, eps = found.attack.partition("@")  # "pgd20", or "pgd20@8/255" where there are several eps
+    attacked = f"Attacked with {attack_title(attack)}{f' at eps {eps}' if eps else ''}. " if attack else ""
+    said = f"amplified {gain} times around gray" if gain > 1 else "shown around gray, as large as it is"
+    examples = [_example(found, amplified[number], gain, number) for number in range(len(found.images))]
+    return Examples(label, f"{attacked}The difference is {said}.", examples)
 
 
-def _margins_table(rows: Sequence[tuple[Evaluation, str, Margins]]) -> Table:
-    quantiles = sorted({key for _, _, margins in rows for key in margins.quantiles}, key=float)
-    heads = [Head("Evaluation"), *map(Head, ("Images", "Mean", "Std")), *(Head(_percentile(q)) for q in quantiles)]
-    return Table(
-        title="Margins in numbers",
-        heads=heads,
-        rows=[
-            (
-                Entry(evaluation.label, f"{which}, {norm_title(m.norm)}"),
-                _margin_entries(m, quantiles),
-            )
-            for evaluation, which, m in rows
-        ],
-        notes=["Columns in percent are quantiles: so many of the images have a smaller margin."],
-    )
-
-
-def _margin_entries(margins: Margins, quantiles: Sequence[str]) -> list[Entry]:
-    values = (margins.mean, margins.std, *(margins.quantiles.get(quantile) for quantile in quantiles))
-    places = margin_places(margins.norm)
-    numbers = ["-" if value is None else minus(f"{value:.{places}f}") for value in values]
-    return [Entry(f"{margins.count:,}"), *map(Entry, numbers)]
-
-
-def _percentile(quantile: str) -> str:
-    return f"{100 * float(quantile):g}%"
-
-
-def distance_section(found: Findings) -> Section | None:
-    """A cloud for each evaluation that measured both."""
-    shown, left_out = first(
-        [e for e in found.evaluations if e.examples is not None and e.examples.margin_and_distance()]
-    )
-    figures = [
-        _distance_figure(number, evaluation, points, found.color(evaluation.label))
-        for number, evaluation in enumerate(shown)
-        if (points := evaluation.examples.margin_and_distance() if evaluation.examples else [])
+def _example(found: Gallery, difference: Bytes, gain: int, number: int) -> Example:
+    label = int(found.labels[number])
+    said, fooled = int(found.predictions[number]), int(found.adversarial_predictions[number])
+    name = f"Example {number + 1}, class {label}"
+    alt, caption = f"{name}: the difference", "difference"
+    if gain > 1:
+        alt, caption = f"{alt}, amplified {gain} times", f"{caption} \N{MULTIPLICATION SIGN}{gain}"
+    pictures = [
+        Picture(_png(found.images[number]), f"{name}: the image, called {said}", f"class {label}, called {said}"),
+        Picture(_png(found.adversarial[number]), f"{name}: its adversarial twin, called {fooled}", f"called {fooled}"),
+        Picture(_png(difference), alt, caption),
     ]
-    measured = [evaluation for evaluation in found.evaluations if evaluation.distance is not None]
-    if not figures and not measured:
-        return None
-    return Section(
-        id="margin-versus-distance",
-        title="Margin against distance",
-        lines=[
-            "Each point is a correctly classified image: its effective margin, and the size of the smallest "
-            "adversarial perturbation found. On the dashed line they are equal.",
-            *left_out,
-        ],
-        figures=figures,
-        tables=[_distance_table(measured)] if measured else [],
-    )
+    return Example(pictures, fooled != label)
 
 
-def _distance_figure(number: int, evaluation: Evaluation, points: list[tuple[float, float]], color: int) -> Figure:
-    norm = norm_title(evaluation.norm)
-    caption = _correlation(evaluation)
-    text = Text(
-        id=f"distance-{number}",
-        title=f"Margin against distance, {evaluation.label}",
-        description=f"{len(points):,} images. {caption}",
-        x=f"effective margin ({norm})",
-        y=f"distance found ({norm})",
-    )
-    thinned = f" {MOST_POINTS:,} of {len(points):,} points are drawn." if len(points) > MOST_POINTS else ""
-    return Figure(picture=scatter(text, points, color), title=evaluation.label, caption=caption + thinned)
-
-
-def _correlation(evaluation: Evaluation) -> str:
-    value = evaluation.distance.rank_correlation if evaluation.distance else None
-    return "" if value is None else f"Rank correlation {value:.3f}."
-
-
-def _distance_table(evaluations: list[Evaluation]) -> Table:
-    rows = []
-    for evaluation in evaluations:
-        if evaluation.distance is not None:
-            numbers = (evaluation.distance.median, evaluation.distance.rank_correlation)
-            entries = [Entry("-" if value is None else f"{value:.4g}") for value in numbers]
-            rows.append((Entry(evaluation.label), [Entry(f"{evaluation.distance.count:,}"), *entries]))
-    heads = [Head("Evaluation"), Head("Images"), Head("Median distance"), Head("Rank correlation with the margin")]
-    return Table(title="Distances in numbers", heads=heads, rows=rows)
-
-
-EpsCurve = tuple[Evaluation, list[tuple[str, float, float]]]
-"""An evaluation and its points: eps as written, as a number, accuracy."""
-
-
-def eps_section(found: Findings) -> Section | None:
-    """A figure for each attack and norm that was run at two sizes or more."""
-    groups: dict[tuple[str, str], list[EpsCurve]] = {}
-    shown, left_out = first([e for e in found.evaluations if any(len(curve) > 1 for curve in e.curves.values())])
-    for evaluation in shown:
-        for attack, curve in list(evaluation.curves.items())[:MOST]:
-            if len(curve) > 1:
-                groups.setdefault((attack, evaluation.norm), []).append((evaluation, _eps_points(evaluation, attack)))
-    if not groups:
-        return None
-    labels = list(dict.fromkeys(evaluation.label for lines in groups.values() for evaluation, _ in lines))
-    return Section(
-        id="accuracy-versus-eps",
-        title="Accuracy against the size of the attack",
-        lines=left_out,
-        legend=[(label, found.color(label)) for label in labels],
-        figures=[_eps_figure(number, key, lines, found) for number, (key, lines) in enumerate(groups.items())],
-        tables=[_eps_table(norm, groups) for norm in dict.fromkeys(norm for _, norm in groups)],
-    )
-
-
-def _eps_points(evaluation: Evaluation, attack: str) -> list[tuple[str, float, float]]:
-    """The points, from the clean accuracy on."""
-    points = [(radius.written, radius.value, accuracy) for radius, accuracy in evaluation.curves[attack]]
-    clean = evaluation.accuracy.get("clean")
-    return points if clean is None else [("0", 0.0, clean), *points]
-
-
-def _eps_figure(number: int, key: tuple[str, str], lines: Sequence[EpsCurve], found: Findings) -> Figure:
-    attack, norm = attack_title(key[0]), norm_title(key[1])
-    series = [
-        Series(label=e.label, color=found.color(e.label), points=[(eps, accuracy) for _, eps, accuracy in points])
-        for e, points in lines
-    ]
-    described = "; ".join(f"{e.label}: {_points_in_words(points)}" for e, points in lines)
-    title = f"Accuracy under {attack}, {norm}"
-    text = Text(id=f"eps-{number}", title=title, description=described, x=f"eps ({norm})", y="accuracy, %")
-    return Figure(picture=line_chart(text, series, percent=True, zero=True, x_ticks=_eps_ticks(lines)), title=title)
-
-
-def _eps_ticks(lines: Sequence[EpsCurve]) -> list[Tick]:
-    """Every eps as it was written, but none so near the last that the words would touch."""
-    marked: list[Tick] = []
-    values = sorted({(value, written) for _, points in lines for written, value, _ in points})
-    room = (values[-1][0] - values[0][0]) / 7
-    for value, written in values:
-        if not marked or value - marked[-1].value >= room:
-            marked.append(Tick(value, written))
-    return marked
-
-
-def _eps_table(norm: str, groups: Mapping[tuple[str, str], Sequence[EpsCurve]]) -> Table:
-    lines = [(attack, line) for (attack, other), members in groups.items() if other == norm for line in members]
-    columns = sorted({(value, written) for _, (_, points) in lines for written, value, _ in points})
-    return Table(
-        title=f"Accuracy (%) at each {norm_title(norm)} eps",
-        heads=[Head("Evaluation"), *(Head(written, _size_in_decimals(written, value)) for value, written in columns)],
-        rows=[
-            (Entry(evaluation.label, attack_title(attack)), [_accuracy_at(points, value) for value, _ in columns])
-            for attack, (evaluation, points) in lines
-        ],
-    )
-
-
-def _size_in_decimals(written: str, value: float) -> str:
-    return f"{value:.4g}" if "/" in written else ""
-
-
-def _accuracy_at(points: Sequence[tuple[str, float, float]], value: float) -> Entry:
-    return Entry(next((f"{accuracy:.2f}" for _, eps, accuracy in points if eps == value), "-"))
-
-
-def _points_in_words(points: Sequence[tuple[str, float, float]]) -> str:
-    return ", ".join(f"{accuracy:.2f} at {written}" for written, _, accuracy in points)
-
-
-LOW, HIGH = (232, 241, 250), (8, 60, 110)
-TILES, PLACES = 2500, 500
-"""A larger grid is no picture any more, and a longer ranking none that anybody reads."""
-
-
-Point = tuple[str, ...]
-"""The values of the grid's settings, in order."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A cell: its number and its colors."""
-
-    text: str
-    background: str = ""
-    color: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeatMap:
-    """A grid of one or two settings."""
-
-    title: str
-    caption: str
-    down: str
-    across: str
-    columns: list[str]
-    rows: list[tuple[str, list[Tile]]]
-
-
-def sweeps_section(found: Findings) -> Section | None:
-    """A heat map for each sweep over one or two settings, a ranking for those over more."""
-    if not found.sweeps:
-        return None
-    return Section(
-        id="sweeps",
-        title="Sweeps",
-        tables=[_map_table(sweep) if _is_map(sweep) else _ranking_table(sweep) for sweep in found.sweeps],
-        template="sweeps.html",
-        more={
-            "maps": [heat_map(sweep) for sweep in found.sweeps if _is_map(sweep)],
-            "rankings": [_ranking_table(sweep) for sweep in found.sweeps if not _is_map(sweep)],
-        },
-    )
-
-
-def _is_map(sweep: Sweep) -> bool:
-    return len(sweep.grid) <= 2 and sweep.size <= TILES
-
-
-def heat_map(sweep: Sweep) -> HeatMap:
-    """The grid with a tile for each point; a point not done is blank."""
-    down, across, columns = _map_sides(sweep)
-    scores = _scores(sweep)
-    return HeatMap(
-        title=_sweep_title(sweep),
-        caption=_sweep_caption(sweep),
-        down=down,
-        across=across,
-        columns=columns,
-        rows=[
-            (value, [_tile(scores, _grid_point(sweep, value, column)) for column in columns])
-            for value in sweep.grid[down]
-        ],
-    )
-
-
-def _map_sides(sweep: Sweep) -> tuple[str, str, list[str]]:
-    down, *rest = sweep.grid
-    return (down, rest[0], list(sweep.grid[rest[0]])) if rest else (down, "", ["score"])
-
-
-def _sweep_caption(sweep: Sweep) -> str:
-    return f"{_score_title(sweep)}, %. {len(sweep.points):,} of {sweep.size:,} points are done."
-
-
-def _grid_point(sweep: Sweep, row: str, column: str) -> Point:
-    return (row, column) if len(sweep.grid) > 1 else (row,)
-
-
-def _scores(sweep: Sweep) -> dict[Point, float]:
-    """By point; of a point that is there twice the first."""
-    return {tuple(scored.point[key] for key in sweep.grid): scored.score for scored in reversed(sweep.points)}
-
-
-def _tile(scores: Mapping[Point, float], point: Point) -> Tile:
-    score = scores.get(point)
-    if score is None:
-        return Tile("-")
-    low, high = min(scores.values()), max(scores.values())
-    share = (score - low) / (high - low) if high > low else 0.5
-    mixed = [round(a + (b - a) * share) for a, b in zip(LOW, HIGH, strict=True)]
-    return Tile(
-        f"{score:.2f}", f"rgb({mixed[0]}, {mixed[1]}, {mixed[2]})", "#000" if luminance(mixed) > 0.179 else "#fff"
-    )
-
-
-def luminance(color: list[int]) -> float:
-    """Relative luminance as WCAG defines it; black and white text are equally readable at 0.179."""
-    linear = [(c / 255 / 12.92) if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def _score_title(sweep: Sweep) -> str:
-    """validation_robust -> Validation robust accuracy."""
-    return f"{sweep.scored.replace('_', ' ')} accuracy".capitalize() if "_" in sweep.scored else "Score"
-
-
-def _sweep_title(sweep: Sweep) -> str:
-    return f"{sweep.recipe} over {' and '.join(sweep.grid)}"
-
-
-def _map_table(sweep: Sweep) -> Table:
-    down, across, columns = _map_sides(sweep)
-    scores = _scores(sweep)
-    heads = [Head(down), *(Head(f"{across} = {column}" if across else column) for column in columns)]
-    rows = [
-        (Entry(value), [_score_entry(scores.get(_grid_point(sweep, value, column))) for column in columns])
-        for value in sweep.grid[down]
-    ]
-    return Table(title=_sweep_title(sweep), heads=heads, rows=rows, notes=[_sweep_caption(sweep)])
-
-
-def _ranking_table(sweep: Sweep) -> Table:
-    best = sorted(sweep.points, key=lambda scored: -scored.score)[:PLACES]
-    rows = [
-        (Entry(str(place)), [*(Entry(scored.point[key]) for key in sweep.grid), _score_entry(scored.score)])
-        for place, scored in enumerate(best, start=1)
-    ]
-    heads = [Head("Place"), *map(Head, sweep.grid), Head(_score_title(sweep), "%")]
-    said = f" The best {PLACES} are listed." if len(sweep.points) > PLACES else ""
-    return Table(title=_sweep_title(sweep), heads=heads, rows=rows, notes=[_sweep_caption(sweep) + said])
-
-
-def _score_entry(score: float | None) -> Entry:
-    return Entry("-" if score is None else f"{score:.2f}")
+def _png(image: Bytes) -> str:
+    """(C, H, W) bytes as a PNG inside the page."""
+    pixels = image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)
+    stream = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(stream, format="PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from widemargin.report.wording import minus
+
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 TINY = 1e-200
 """A range below is none: steps in it would be lost in the last bits of a float."""
@@ -95,8 +97,8 @@ class Text:
     id: str
     title: str
     description: str
-    x: str
-    y: str
+    x: str = ""
+    y: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,6 @@ def _x_axis(on: Axes) -> Markup:
     return line + Markup("").join(marks)
 
 
-def minus(text: str) -> str:
-    """A number with a true minus sign, as wide as the digits."""
-    return text.replace("-", "\N{MINUS SIGN}")
-
-
 def _units(text: Text) -> Markup:
     return Markup(
         '<text class="unit" x="{x:g}" y="{y:g}" text-anchor="end">{across}</text>'
@@ -190,13 +187,21 @@ def color_class(number: int) -> str:
 
 
 def legend(entries: Sequence[tuple[str, int]]) -> Markup:
-    """Which color is whose."""
-    entry = Markup(
-        '<li class="{style}"><svg class="swatch" viewBox="0 0 22 8" aria-hidden="true">'
-        '<path class="line" d="M1 4H21"/></svg>{label}</li>'
-    )
-    items = Markup("").join(entry.format(style=color_class(color), label=label) for label, color in entries)
-    return Markup('<ul class="legend">{}</ul>').format(items)
+    """Which color is whose; nothing where there are none."""
+    line = Markup('<g class="{}"><path class="line" d="M1 4H21"/></g>')
+    return _legend([(label, line.format(color_class(color))) for label, color in entries])
+
+
+def part_legend(entries: Sequence[tuple[str, str]]) -> Markup:
+    """The same of bars, by the style's class."""
+    bar = Markup('<rect class="{}" width="22" height="8"/>')
+    return _legend([(label, bar.format(style)) for label, style in entries])
+
+
+def _legend(entries: Sequence[tuple[str, Markup]]) -> Markup:
+    entry = Markup('<li><svg class="swatch" viewBox="0 0 22 8" aria-hidden="true">{}</svg>{}</li>')
+    items = Markup("").join(entry.format(swatch, label) for label, swatch in entries)
+    return Markup('<ul class="legend">{}</ul>').format(items) if entries else items
 
 
 BINS = 60

@@ -6,8 +6,11 @@ What stands in a table may come from anybody's file: nothing of it is taken for 
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,37 +26,59 @@ class Head:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a cell says; what stands ``below`` it is said more quietly."""
+    """What a cell says; each line ``below`` it is said more quietly; ``style`` colors it on the page."""
 
     text: str
-    below: str | tuple[str, ...] = ()
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """What stands below, line by line."""
-        return (self.below,) if isinstance(self.below, str) else self.below
+    below: tuple[str, ...] = ()
+    style: str = ""
 
     def __str__(self) -> str:
-        below = ", ".join(self.lines)
-        return f"{self.text} ({below})" if below else self.text
+        return f"{self.text} ({', '.join(self.below)})" if self.below else self.text
+
+
+Columns = Sequence[tuple[str | Head, Callable[[T], str | Entry | None]]]
+"""The head of each column, and what stands there about one thing; None is a dash."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Each row is its name and its entries; ``words`` is for a table whose entries are not numbers."""
+    """Rows of entries, of which the first is the row's name.
 
+    ``kind`` says whether the entries are numbers, words, or the tiles of a heat map; ``across`` is what the heads are
+    values of.
+    """
+
+    macro: ClassVar = "table"
     title: str
     heads: Sequence[Head]
-    rows: Sequence[tuple[Entry, Sequence[Entry]]]
+    rows: Sequence[Sequence[Entry]]
     notes: Sequence[str] = ()
-    words: bool = False
+    kind: Literal["numbers", "words", "heat"] = "numbers"
+    across: str = ""
+
+    @classmethod
+    def of(
+        cls, title: str, things: Iterable[T], columns: Columns[T], *, notes: Sequence[str] = (), words: bool = False
+    ) -> "Table":
+        """A row for each of the things."""
+        return cls(
+            title=title,
+            heads=[head if isinstance(head, Head) else Head(head) for head, _ in columns],
+            rows=[[_entry(said(thing)) for _, said in columns] for thing in things],
+            notes=notes,
+            kind="words" if words else "numbers",
+        )
+
+    def _head_texts(self) -> list[str]:
+        first, *others = map(str, self.heads)
+        return [first, *(f"{self.across} = {other}" if self.across else other for other in others)]
 
     def markdown(self) -> str:
         """The table as Markdown, without its title."""
-        align = ":--" if self.words else "--:"
+        align = ":--" if self.kind == "words" else "--:"
         lines = markdown_lines(
-            [plain_text(str(head)) for head in self.heads],
-            ([plain_text(str(entry)) for entry in (name, *entries)] for name, entries in self.rows),
+            map(plain_text, self._head_texts()),
+            ([plain_text(str(entry)) for entry in row] for row in self.rows),
             align=(":--", *[align] * (len(self.heads) - 1)),
         )
         notes = [""] * bool(self.notes) + [f"- {plain_text(note)}" for note in self.notes]
@@ -61,16 +86,16 @@ class Table:
 
     def latex(self) -> str:
         """The table as LaTeX, for the booktabs package."""
-        columns = "l" * len(self.heads) if self.words else "l" + "r" * (len(self.heads) - 1)
+        columns = "l" + ("l" if self.kind == "words" else "r") * (len(self.heads) - 1)
         return "\n".join(
             [
                 r"\begin{table}",
                 f"\\caption{{{_latex_text(self.title)}}}",
                 f"\\begin{{tabular}}{{{columns}}}",
                 r"\toprule",
-                _latex_row(self.heads),
+                _latex_row(self._head_texts()),
                 r"\midrule",
-                *(_latex_row([name, *entries]) for name, entries in self.rows),
+                *map(_latex_row, self.rows),
                 r"\bottomrule",
                 r"\end{tabular}",
                 *(f"\\par\\footnotesize {_latex_text(note)}" for note in self.notes),
@@ -84,12 +109,17 @@ class Table:
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(head.title for head in self.heads)
-        for name, entries in self.rows:
-            writer.writerow([_csv_words(name.text), *(_csv_entry(entry.text) for entry in entries)])
+        for name, *entries in self.rows:
+            numbers = (entry.text if NUMBER.fullmatch(entry.text) else _csv_words(entry.text) for entry in entries)
+            writer.writerow([_csv_words(name.text), *numbers])
         return stream.getvalue()
 
 
-def markdown_lines(heads: Sequence[str], rows: Iterable[Sequence[str]], *, align: Sequence[str]) -> list[str]:
+def _entry(said: str | Entry | None) -> Entry:
+    return said if isinstance(said, Entry) else Entry("-" if said is None else said)
+
+
+def markdown_lines(heads: Iterable[str], rows: Iterable[Sequence[str]], *, align: Sequence[str]) -> list[str]:
     """A Markdown table of cells that are Markdown already, line by line."""
     return [f"| {' | '.join(heads)} |", f"| {' | '.join(align)} |", *(f"| {' | '.join(cells)} |" for cells in rows)]
 
@@ -129,10 +159,6 @@ FORMULA = tuple(
 
 
 NUMBER = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?")
-
-
-def _csv_entry(text: str) -> str:
-    return text if NUMBER.fullmatch(text) else _csv_words(text)
 
 
 def _csv_words(text: str) -> str:
