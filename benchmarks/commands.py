@@ -1,14 +1,14 @@
 """The verbs ``step`` and ``paper`` of ``python -m benchmarks``: how fast a training step is, and what that is worth."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
 from benchmarks.case import EMR_KINDS, HEAD_NAMES, OBJECTIVE_NAMES, Case, find_model
-from benchmarks.measure import Measured, measure
-from benchmarks.paper import PaperTable, paper_table
+from benchmarks.measure import measure
+from benchmarks.paper import paper_table
 from widemargin.cli.options import Device, EngineOption, Json
 from widemargin.core.checks import check_count, choice
 from widemargin.core.device import choose_device
@@ -51,13 +51,12 @@ def step(
     name, size, count, chosen = _checked(model, batch_size, rounds, engine, device)
     case = Case(model=name, objective=objective, emr=emr, igr=igr, head=head, batch_size=size)
     console = console_for(stderr=True)
-    measured = measure(case, engine=engine, device=chosen, rounds=count, naive=not no_naive, console=console)
+    found = measure(case, engine=engine, device=chosen, rounds=count, naive=not no_naive, console=console)
     if as_json:
-        typer.echo(json.dumps(measured.record(), indent=2))
+        typer.echo(json.dumps(found, indent=2))
         return
     title = f"{case.label()}: {case.model}, batch {case.batch_size}"
-    header = ("what", "measured")
-    show_table(console_for(), header, _lines(measured).items(), left=2, title=title, notes=[_where(measured)])
+    show_table(console_for(), ("what", "measured"), _lines(found).items(), left=2, title=title, notes=[_where(found)])
 
 
 def paper(
@@ -73,16 +72,16 @@ def paper(
     console = console_for(stderr=True)
     table = paper_table(name, batch_size=size, engine=engine, device=chosen, rounds=count, console=console)
     if as_json:
-        typer.echo(json.dumps(table.record(), indent=2))
+        typer.echo(json.dumps(table, indent=2))
         return
-    title = f"step times: {table.model}, batch {table.batch_size}; ratios to plain AT, ours beside the paper's"
+    title = f"step times: {name}, batch {size}; ratios to plain AT, ours beside the paper's"
     rows = []
-    for row in table.rows:
-        spread = f"{1000 * row.step.low:.4g} to {1000 * row.step.high:.4g}"
-        ours = (f"{1000 * row.step.median:.4g}", spread, f"{row.ratio:.2f}")
-        rows.append((row.name, *ours, f"{row.published:.2f}", f"{row.published_ratio:.2f}"))
+    for row in table["rows"]:
+        median, spread = _milliseconds(row["step_ms"])
+        ratios = (f"{row[key]:.2f}" for key in ("ratio", "published_seconds", "published_ratio"))
+        rows.append((row["row"], median, spread, *ratios))
     header = ("step", "ms", "spread", "ratio", "paper's s", "paper's ratio")
-    show_table(console_for(), header, rows, title=title, notes=[part for part in (_where(table), table.note) if part])
+    show_table(console_for(), header, rows, title=title, notes=list(filter(None, (_where(table), table["note"]))))
 
 
 def _checked(
@@ -100,43 +99,42 @@ def _checked(
     return name, size, count, chosen
 
 
-def _lines(measured: Measured) -> dict[str, str]:
+def _lines(found: dict[str, Any]) -> dict[str, str]:
     """What is said and how."""
-    step, case = measured.step, measured.case
+    median, spread = _milliseconds(found["step_ms"])
     lines = {
-        "step": f"{1000 * step.median:.4g} ms ({1000 * step.low:.4g} to {1000 * step.high:.4g})",
-        "images per second": f"{measured.images_per_second:,.0f}",
-        "FLOPs of a step": f"{measured.flops:.4g}",
-        "achieved": _rate(measured.rate),
-        "matrix ceiling": f"{_rate(measured.matrix_ceiling)}, reached to {measured.rate / measured.matrix_ceiling:.1%}",
+        "step": f"{median} ms ({spread})",
+        "images per second": f"{found['images_per_second']:,.0f}",
+        "FLOPs of a step": f"{found['flops_per_step']:.4g}",
+        "achieved": _rate(found["tflops"]),
     }
-    if measured.convolution_ceiling is not None:
-        reached = measured.rate / measured.convolution_ceiling
-        lines["convolution ceiling"] = f"{_rate(measured.convolution_ceiling)}, reached to {reached:.1%}"
-    if measured.peak_bytes is not None:
-        lines["peak memory"] = f"{measured.peak_bytes / 2**30:.2f} GiB"
-    if measured.penalty_seconds is not None:
-        name, seconds = str(case.penalty).upper(), measured.penalty_seconds
-        lines[f"{name}'s share"] = f"{1000 * seconds:.4g} ms, {seconds / step.median:.1%} of the step"
-    if measured.naive is not None:
-        naive = f"{1000 * measured.naive.median:.4g} ms, {measured.naive_ratio:.2f} times the step"
-        memory = measured.naive_peak_bytes
-        lines["loop by hand"] = naive + ("" if memory is None else f", {memory / 2**30:.2f} GiB")
-    elif measured.naive_note:
-        lines["loop by hand"] = measured.naive_note
+    for what in ("matrix", "convolution"):
+        ceiling, reached = found[f"{what}_ceiling_tflops"], found[f"{what}_ceiling_percent"]
+        if ceiling is not None:
+            lines[f"{what} ceiling"] = f"{_rate(ceiling)}, reached to {reached:.1f}%"
+    if "peak_memory_gib" in found:
+        lines["peak memory"] = f"{found['peak_memory_gib']:.2f} GiB"
+    if penalty := found["penalty"]:
+        share = f"{penalty['ms']:.4g} ms, {penalty['share_percent']:.1f}% of the step"
+        lines[f"{penalty['name'].upper()}'s share"] = share
+    if naive := found["naive"]:
+        memory = f", {naive['peak_memory_gib']:.2f} GiB" if "peak_memory_gib" in naive else ""
+        lines["loop by hand"] = naive.get("note") or (
+            f"{naive['step_ms']['median']:.4g} ms, {naive['ratio']:.2f} times the step{memory}"
+        )
     return lines
 
 
-def _rate(rate: float) -> str:
-    return f"{rate / 1e12:.4g} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.4g} GFLOP/s"
+def _milliseconds(timing: dict[str, float]) -> tuple[str, str]:
+    """(the median, the spread)."""
+    return f"{timing['median']:.4g}", f"{timing['low']:.4g} to {timing['high']:.4g}"
 
 
-def _where(measured: Measured | PaperTable) -> str:
-    tf32 = [name for name, allowed in measured.tf32.items() if allowed]
-    parts = [
-        measured.device,
-        f"torch {measured.torch}",
-        measured.plan.describe(),
-        f"median of {measured.rounds} rounds",
-    ]
+def _rate(tflops: float) -> str:
+    return f"{tflops:.4g} TFLOP/s" if tflops >= 1 else f"{1000 * tflops:.4g} GFLOP/s"
+
+
+def _where(found: dict[str, Any]) -> str:
+    tf32 = [name for name, allowed in found["tf32"].items() if allowed]
+    parts = [found["device"], f"torch {found['torch']}", found["plan"], f"median of {found['rounds']} rounds"]
     return "; ".join(parts + [f"TF32 where float32: {', '.join(tf32)}"] * bool(tf32))

@@ -13,13 +13,15 @@ does more than this for the same result; its extra work is not counted as work d
 """
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.pgd import PGD
 from widemargin.config.run import RunConfig
 from widemargin.core.modes import evaluating
 from widemargin.engine.plan import forward_flops
@@ -28,6 +30,7 @@ from widemargin.objectives.adversarial import Adversarial
 from widemargin.objectives.lbgat import Lbgat
 from widemargin.objectives.mail import Mail
 from widemargin.objectives.mart import Mart
+from widemargin.objectives.objective import AttackingObjective
 from widemargin.objectives.standard import Standard
 from widemargin.objectives.trades import Trades
 from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
@@ -45,15 +48,10 @@ class Passes:
     stopped: int = 0
 
     def __add__(self, other: "Passes") -> "Passes":
-        return Passes(
-            self.forward + other.forward,
-            self.backward + other.backward,
-            self.weights + other.weights,
-            self.stopped + other.stopped,
-        )
+        return Passes(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     def __rmul__(self, times: int) -> "Passes":
-        return Passes(times * self.forward, times * self.backward, times * self.weights, times * self.stopped)
+        return Passes(*(times * count for count in astuple(self)))
 
     def kinds(self) -> dict[str, int]:
         """By kind of pass."""
@@ -97,29 +95,28 @@ def step_passes(config: RunConfig, num_classes: int) -> dict[str, Passes]:
     return passes
 
 
+TRAINED: dict[type, Callable[[Any], int]] = {
+    Adversarial: lambda _: 1,
+    Trades: lambda objective: 3 if objective.repeat_clean else 2,
+    Mart: lambda _: 2,
+    Mail: lambda objective: 1 if objective.over == "at" else 2,
+    Lbgat: lambda _: 2,
+}
+"""How many sets of images the objectives that attack train the model on."""
+PAST_BURN_IN = 10**9
+
+
 def objective_passes(objective: Objective) -> dict[str, Passes]:
-    """The attack and the training passes; a MAIL past its burn-in."""
-    if isinstance(objective, Standard):
+    """The attack and the training passes; a KL attack also predicts the clean images once."""
+    kind: type = type(objective)
+    if kind is Standard:
         return {"model": TRAINING}
-    if isinstance(objective, Adversarial):
-        return {"model": _attack(objective.attack) + TRAINING}
-    if isinstance(objective, Trades):
-        forwards = 3 if objective.repeat_clean else 2
-        return {"model": _attack(objective.attack, objective.inner) + forwards * TRAINING}
-    if isinstance(objective, Mart):
-        return {"model": _attack(objective.attack) + 2 * TRAINING}
-    if isinstance(objective, Mail):
-        inner = (objective.inner or "kl") if objective.over == "trades" else "ce"
-        return {"model": _attack(objective.attack, inner) + (1 if objective.over == "at" else 2) * TRAINING}
-    if isinstance(objective, Lbgat):
-        return {"model": _attack(objective.attack, objective.inner) + 2 * TRAINING, "teacher": TRAINING}
-    raise InputError(f"the passes of {type(objective).__name__} are not known; bench counts the package's objectives")
-
-
-def _attack(attack: PGD | FGSM, inner: str = "ce") -> Passes:
-    """A KL attack also predicts the clean images once."""
-    steps = attack.steps if isinstance(attack, PGD) else 1
-    return steps * ATTACK_STEP + (1 if inner == "kl" else 0) * FORWARD
+    if kind not in TRAINED or not isinstance(objective, AttackingObjective):
+        raise InputError(f"the passes of {kind.__name__} are not known; bench counts the package's objectives")
+    attack, inner = objective.inner_problem(PAST_BURN_IN)
+    passes = (attack.steps if isinstance(attack, PGD) else 1) * ATTACK_STEP + (inner == "kl") * FORWARD
+    passes += TRAINED[kind](objective) * TRAINING
+    return {"model": passes} | ({"teacher": TRAINING} if kind is Lbgat else {})
 
 
 def penalty_passes(regularizer: Regularizer, num_classes: int) -> Passes:

@@ -9,9 +9,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import torch
 from rich.console import Console
@@ -19,23 +18,26 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from widemargin.core.precision import convolutions_use_tf32, products_use_tf32
 from widemargin.core.screen import say
+from widemargin.engine.plan import Plan
 
 
-def describe_device(device: torch.device) -> str:
-    """The GPU's name, or the CPU with its threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{device.type}, {threads} thread{'s' * (threads > 1)}"
-
-
-def tf32_settings(device: torch.device) -> dict[str, bool]:
-    """Whether float32 convolutions and products may use TF32 here, as torch has it set."""
-    gpu = device.type == "cuda"
+def surroundings(device: torch.device, plan: Plan, rounds: int) -> dict[str, Any]:
+    """What the numbers were measured on and with, for the record."""
+    gpu, threads = device.type == "cuda", torch.get_num_threads()
+    cpu = f"{device.type}, {threads} thread{'s' * (threads > 1)}"
+    tf32 = {"convolutions": gpu and convolutions_use_tf32(), "products": gpu and products_use_tf32()}
     return {
-        "convolutions": gpu and convolutions_use_tf32(),
-        "products": gpu and products_use_tf32(),
+        "device": torch.cuda.get_device_name(device) if gpu else cpu,
+        "torch": torch.__version__,
+        "plan": plan.describe(),
+        "tf32": tf32,
+        "rounds": rounds,
     }
+
+
+def memory(peak_bytes: int | None) -> dict[str, float]:
+    """The entry of a record; none where memory was not measured."""
+    return {} if peak_bytes is None else {"peak_memory_gib": peak_bytes / 2**30}
 
 
 class Phases:
@@ -58,9 +60,7 @@ class Phases:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def say(self, what: str, steps: int | None = None) -> None:
@@ -90,6 +90,11 @@ class Timing:
     median: float
     low: float
     high: float
+
+
+def milliseconds(timing: Timing) -> dict[str, float]:
+    """The median and the spread."""
+    return {name: 1000 * seconds for name, seconds in asdict(timing).items()}
 
 
 @dataclass(frozen=True)

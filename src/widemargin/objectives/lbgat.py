@@ -29,11 +29,6 @@ class Lbgat(AttackingObjective):
         check_weight("Lbgat.beta", self.beta)
         check_inner("Lbgat", self.inner, self.attack)
 
-    def inner_problem(self, epoch: int) -> tuple[PGD | FGSM, Inner]:
-        """As configured, in every epoch."""
-        del epoch
-        return self.attack, self.inner
-
     def __call__(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
     ) -> Outcome:

@@ -22,10 +22,12 @@ Inner = Literal["kl", "ce"]
 class AttackingObjective:
     """The base of an objective with a field ``attack``; its loss is its own ``__call__``.
 
-    One whose inner problem is not the cross-entropy, or differs between epochs, overrides ``inner_problem``.
+    It may have a field ``inner``; one whose inner problem differs between epochs overrides ``inner_problem``.
     """
 
     attack: PGD | FGSM
+    inner: Inner | None = None
+    """What the attack makes large; None is the cross-entropy."""
 
     @property
     def attacks(self) -> bool:
@@ -40,7 +42,7 @@ class AttackingObjective:
     def inner_problem(self, epoch: int) -> tuple[PGD | FGSM, Inner]:
         """The attack of this epoch, and what it makes large."""
         del epoch
-        return self.attack, "ce"
+        return self.attack, self.inner or "ce"
 
     def perturb(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None

@@ -30,11 +30,6 @@ class Trades(AttackingObjective):
         check_weight("Trades.beta", self.beta)
         check_inner("Trades", self.inner, self.attack)
 
-    def inner_problem(self, epoch: int) -> tuple[PGD | FGSM, Inner]:
-        """As configured, in every epoch."""
-        del epoch
-        return self.attack, self.inner
-
     def __call__(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
     ) -> Outcome:
