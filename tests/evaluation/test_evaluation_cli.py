@@ -11,8 +11,8 @@ import torch
 from small_networks import pictures
 from torch import nn
 
-from widemargin.cli import evaluate as verb
 from widemargin.cli.main import run
+from widemargin.core.device import choose_device
 from widemargin.evaluation import judge
 from widemargin.models import MLPConfig
 
@@ -240,14 +240,12 @@ def test_of_several_processes_one_speaks(answer, folder, monkeypatch):
     assert answer(folder / "net.pt", "--dataset", folder / "digits.npz", "--json") == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "local", "expected"), [("auto", "1", "cuda:1"), ("auto", "5", "cuda:1"), ("cpu", "1", "cpu")]
-)
-def test_each_process_has_a_gpu_of_its_own(monkeypatch, name, local, expected):
-    monkeypatch.setenv("LOCAL_RANK", local)
+@pytest.mark.parametrize(("local", "expected"), [(None, "cuda"), (1, "cuda:1"), (5, "cuda:1")])
+def test_each_process_has_a_gpu_of_its_own(monkeypatch, local, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(verb, "choose_device", lambda name: torch.device("cuda" if name == "auto" else name))
-    assert verb._device(name) == torch.device(expected)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto", local_rank=local) == torch.device(expected)
+    assert choose_device("cpu", local_rank=local) == torch.device("cpu")
 
 
 @pytest.mark.parametrize(("given", "told"), [((), True), (("--normalize", "none"), False), (("--json",), False)])

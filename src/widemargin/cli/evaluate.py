@@ -1,16 +1,15 @@
 """``widemargin evaluate``: accuracy of a model, clean and under attack, with what a reader must know beside it."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 import typer
 from rich.console import Console
 
 from widemargin.attacks.names import AUTOATTACK
-from widemargin.attacks.threat import THREATS
 from widemargin.cli.options import (
     Attacks,
     BatchSize,
@@ -32,6 +31,7 @@ from widemargin.cli.options import (
     StepSize,
     TargetName,
     check_split,
+    listed,
     number,
 )
 from widemargin.config.run import EvaluationConfig
@@ -75,10 +75,14 @@ def evaluate(
 ) -> None:
     """Accuracy on the test images, clean and under each attack, with alarms where one should doubt the numbers."""
     speaks = is_first_process()  # of several processes, one
-    with signals.on_interrupt(_going_on(out)), evaluation_processes(out) as group:
+    interrupted = "interrupted; nothing of this evaluation was kept: with --out FOLDER the same command could go on"
+    if out is not None:
+        interrupted = f"interrupted; what this evaluation finished is in {out}: the same command goes on from there"
+    with signals.on_interrupt(interrupted), evaluation_processes(out) as group:
         with group.sync_errors():
-            asked = _norm(norm)
-            found, data = _case(target, dataset, split, data_dir, head_scale, normalize, _device(device))
+            asked: Norm | None = None if norm is None else choice("", "--norm", norm, get_args(Norm))
+            chosen = choose_device(device, local_rank=env_number("LOCAL_RANK", 0))
+            found, data = _case(target, dataset, split, data_dir, head_scale, normalize, chosen)
             plan, radii = _plan(found.plan, attacks, eps, step_size, asked)
             if found.target is not None and dataset is None and split == "test":
                 limit = found.target.test_limit(limit)
@@ -107,13 +111,6 @@ def evaluate(
         print_report(report)
 
 
-def _going_on(out: Path | None) -> str:
-    """What to say when the evaluation is interrupted."""
-    if out is None:
-        return "interrupted; nothing of this evaluation was kept: with --out FOLDER the same command could go on"
-    return f"interrupted; what this evaluation finished is in {out}: the same command goes on from there"
-
-
 def _case(
     target: str,
     dataset: str | None,
@@ -130,42 +127,25 @@ def _case(
         found = load_model(target, image_shape=data.image_shape, head_scale=head_scale, normalize=normalize)
     else:
         found = load_model(target, image_shape=None, head_scale=head_scale, normalize=normalize)
-        data = _held_out(found, data_dir) if split == "validation" else _test(found, dataset, data_dir)
+        data = _images(found, dataset, split, data_dir)
     found.check_fits(data)
     asked = dataset or found.data
     subject = replace(found.subject, data=data.name, source=None if asked == data.name else asked, split=split)
     return replace(found, model=found.model.to(device), subject=subject), data.to(device)
 
 
-def _norm(name: str | None) -> Norm | None:
-    if name is None:
-        return None
-    choice("", "--norm", name, tuple(THREATS))
-    return "l2" if name == "l2" else "linf"
-
-
-def _device(name: str) -> torch.device:
-    """As asked for; under "auto" each process that torchrun started here has a GPU of its own."""
-    device = choose_device(name)
-    if name == "auto" and device.type == "cuda":
-        return torch.device("cuda", env_number("LOCAL_RANK", 0) % torch.cuda.device_count())
-    return device
-
-
-def _test(subject: LoadedModel, dataset: str | None, data_dir: str | None) -> ImageSet:
+def _images(found: LoadedModel, dataset: str | None, split: str, data_dir: str | None) -> ImageSet:
     """The images asked for, or those of the run."""
-    name = dataset or subject.data
+    if split == "validation":
+        if found.target is None:
+            raise InputError("--split validation: only a run of ours says which images it held out; use --split test")
+        return held_out_images(found.target.description.run_config(), data_dir=data_dir)
+    name = dataset or found.data
     if name is None:
         raise InputError(
             "--dataset is missing: this target does not say which images it wants; give e.g. --dataset cifar10"
         )
     return load(name, "test", data_dir=data_dir)
-
-
-def _held_out(subject: LoadedModel, data_dir: str | None) -> ImageSet:
-    if subject.target is None:
-        raise InputError("--split validation: only a run of ours says which images it held out; use --split test")
-    return held_out_images(subject.target.description.run_config(), data_dir=data_dir)
 
 
 def _plan(
@@ -187,9 +167,9 @@ def _plan(
 
 
 def _names(option: str, text: str) -> tuple[str, ...]:
-    example = "clean,fgsm,pgd20" if option == "--attacks" else "8/255"
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(listed(text))
     if not names:
+        example = "clean,fgsm,pgd20" if option == "--attacks" else "8/255"
         raise InputError(f"{option} must name at least one, got {text!r}; write e.g. {example}")
     return names
 
@@ -198,9 +178,16 @@ def print_report(report: Report) -> None:
     """Print it all."""
     console = console_for()
     say(console, _title(report))
-    show_table(console, ("attack", "accuracy %"), _rows(report))
+    part = f"{AUTOATTACK}/"
+    names = (f"  after {name.removeprefix(part)}" if name.startswith(part) else name for name in report.accuracy)
+    values = (f"{value:.2f}" for value in report.accuracy.values())
+    show_table(console, ("attack", "accuracy %"), zip(names, values, strict=True))
     _print_measured(console, report)
-    _print_known(console, report)
+    say(console, f"weights: {described_weights(report.subject)}")
+    for note in report.notes:
+        say(console, f"note: {note}")
+    for alarm in report.alarms:
+        say(console, f"alarm {alarm.name}: {alarm.message}. {alarm.suggestion}", style="bold red")
     if report.files is not None:
         say(console, f"records: {report.files}")
 
@@ -222,12 +209,6 @@ def _spelled(eps: float) -> str:
     """As written, with its value where that is another spelling."""
     value = f"{float(eps):.6g}"
     return value if eps_text(eps) == value else f"{eps_text(eps)} = {value}"
-
-
-def _rows(report: Report) -> Iterator[tuple[str, str]]:
-    for name, value in report.accuracy.items():
-        part = name.startswith(f"{AUTOATTACK}/")
-        yield f"  after {name.removeprefix(AUTOATTACK + '/')}" if part else name, f"{value:.2f}"
 
 
 def _print_measured(console: Console, report: Report) -> None:
@@ -252,12 +233,3 @@ def described_weights(subject: ModelInfo) -> str:
     """Which weights were judged, and how they were chosen."""
     epoch = f" (epoch {subject.epoch})" if subject.epoch is not None else ""
     return f"{subject.weights}, {subject.selection}{epoch}"
-
-
-def _print_known(console: Console, report: Report) -> None:
-    """Which weights, notes, alarms."""
-    say(console, f"weights: {described_weights(report.subject)}")
-    for note in report.notes:
-        say(console, f"note: {note}")
-    for alarm in report.alarms:
-        say(console, f"alarm {alarm.name}: {alarm.message}. {alarm.suggestion}", style="bold red")

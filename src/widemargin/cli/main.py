@@ -24,7 +24,7 @@ from widemargin.core.signals import NOT_BEGUN, InterruptionError, begin_work, en
 from widemargin.core.versions import own_version
 from widemargin.errors import InputError, WidemarginWarning
 
-GOES_ON = "interrupted; the same command goes on where it stopped"
+BEGINS_ANEW = "interrupted; the same command begins anew"
 INTERRUPTED = 130
 READ_ENOUGH = 141  # as after SIGPIPE
 
@@ -36,7 +36,7 @@ class Verb:
     module: str
     name: str
     help: str
-    interrupted: str = "interrupted; the same command begins anew"
+    interrupted: str = BEGINS_ANEW
     """What a person who pressed Ctrl-C wants to know."""
 
     def load(self) -> Any:
@@ -112,49 +112,29 @@ def _common(
         import_own(name)
 
 
+HELP = {
+    "demo": "Train the paper's MLP twice on embedded MNIST digits, plain and with EMR, attack both, and draw the "
+    "margins.",
+    "train": "Train a recipe: progress on the screen, config, metrics and checkpoints in the run folder.",
+    "evaluate": "Accuracy on the test images, clean and under each attack, with alarms where one should doubt the "
+    "numbers.",
+    "margins": "Effective margins: mean, spread and quantiles, over all and over correctly classified images, and a "
+    "histogram.",
+    "reproduce": "Train and judge the rows of tables, skipping what is done, and set our numbers beside the published "
+    "ones.",
+    "report": "Write one HTML page that needs no network, and its tables as Markdown, CSV and LaTeX; unfinished runs "
+    "too.",
+    "sweep": "Run every point of a grid once; start the same command on more machines and they share the work.",
+    "recipes": "List the recipes; 'recipes show NAME' prints one.",
+}
+INTERRUPTED_MESSAGES = {
+    **dict.fromkeys(("demo", "reproduce", "sweep"), "interrupted; the same command goes on where it stopped"),
+    "train": "interrupted; a training run goes on from its last checkpoint when the same command is given again",
+    "evaluate": "interrupted; with --out FOLDER the same command goes on from what is finished",
+}
 VERBS = {
-    "demo": Verb(
-        "widemargin.cli.demo",
-        "demo",
-        "Train the paper's MLP twice on embedded MNIST digits, plain and with EMR, attack both, and draw the margins.",
-        interrupted=GOES_ON,
-    ),
-    "train": Verb(
-        "widemargin.cli.train",
-        "train",
-        "Train a recipe: progress on the screen, config, metrics and checkpoints in the run folder.",
-        interrupted="interrupted; a training run goes on from its last checkpoint when the same command is given again",
-    ),
-    "evaluate": Verb(
-        "widemargin.cli.evaluate",
-        "evaluate",
-        "Accuracy on the test images, clean and under each attack, with alarms where one should doubt the numbers.",
-        interrupted="interrupted; with --out FOLDER the same command goes on from what is finished",
-    ),
-    "margins": Verb(
-        "widemargin.cli.margins",
-        "margins",
-        "Effective margins: mean, spread and quantiles, over all and over correctly classified images, and a "
-        "histogram.",
-    ),
-    "reproduce": Verb(
-        "widemargin.cli.reproduce",
-        "reproduce",
-        "Train and judge the rows of tables, skipping what is done, and set our numbers beside the published ones.",
-        interrupted=GOES_ON,
-    ),
-    "report": Verb(
-        "widemargin.cli.report",
-        "report",
-        "Write one HTML page that needs no network, and its tables as Markdown, CSV and LaTeX; unfinished runs too.",
-    ),
-    "sweep": Verb(
-        "widemargin.cli.sweep",
-        "sweep",
-        "Run every point of a grid once; start the same command on more machines and they share the work.",
-        interrupted=GOES_ON,
-    ),
-    "recipes": Verb("widemargin.cli.recipes", "recipes_app", "List the recipes; 'recipes show NAME' prints one."),
+    name: Verb(f"widemargin.cli.{name}", name, text, INTERRUPTED_MESSAGES.get(name, BEGINS_ANEW))
+    for name, text in HELP.items()
 }
 WIDEMARGIN = CommandLine(
     "widemargin",

@@ -4,14 +4,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import torch
 import typer
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from widemargin.attacks.threat import THREATS
 from widemargin.cli.evaluate import described_weights
 from widemargin.cli.options import DataDir, Device, Json, Limit, TargetArgument, check_split
 from widemargin.core import randomness
@@ -27,10 +26,9 @@ from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins
 from widemargin.evaluation.report import notes_on
 from widemargin.evaluation.target import Target, load_target, model_info
-from widemargin.margins import MarginSummary
 from widemargin.report.pictures import margin_figure, save_picture
 from widemargin.training.setup import held_out_images, load_splits
-from widemargin.types import Nets
+from widemargin.types import Nets, Norm
 
 BATCH = 250
 Perturb = Callable[[Tensor, Tensor, torch.Generator], Tensor | None]
@@ -61,7 +59,7 @@ def margins(
     """Effective margins: mean, spread and quantiles, over all and over correctly classified images, and a histogram."""
     check_split(split, dataset, ("train", "validation", "test"))
     choice("", "--at", at, ("clean", "adversarial"))
-    choice("", "--norm", norm, tuple(THREATS))
+    unit: Norm = choice("", "--norm", norm, get_args(Norm))
     if picture is not None and picture.suffix != ".png":
         raise InputError(f"--picture must name a .png file, got {picture}")
     chosen = choose_device(device)
@@ -76,9 +74,7 @@ def margins(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("measuring margins", total=len(data))
         points = _points(data, None if attack is None else attack.perturb, model)
-        measured = measure_margins(
-            model, points, norm="l2" if norm == "l2" else "linf", advance=lambda n: progress.advance(task, n)
-        )
+        measured = measure_margins(model, points, norm=unit, advance=lambda n: progress.advance(task, n))
     title = f"{loaded.description.config['name']}: {split} images, {at}"
     save_picture(margin_figure({"all images": measured.margins}, title=title, unit=norm), path)
     subject = model_info(loaded)
@@ -141,7 +137,10 @@ def _print(
     console = console_for()
     say(console, f"effective margins ({norm}), {title}")
     named = zip(("all", "correct"), summaries.values(), strict=True)  # 80 columns have no room for more
-    rows = [(key, f"{value.count:,}", *_numbers(value)) for key, value in named]
+    rows = []
+    for key, summary in named:
+        values = (summary.mean, summary.std, *summary.quantiles.values())
+        rows.append((key, f"{summary.count:,}", *("-" if value is None else f"{value:.3f}" for value in values)))
     show_table(console, ("", "images", "mean", "std", *summaries["all"].quantiles), rows, plain=True)
     for name in ("attack", "weights"):
         if name in known:
@@ -149,8 +148,3 @@ def _print(
     for note in known["notes"]:
         say(console, f"note: {note}")
     say(console, f"histogram: {path}")
-
-
-def _numbers(summary: MarginSummary) -> list[str]:
-    values = [summary.mean, summary.std, *summary.quantiles.values()]
-    return ["-" if value is None else f"{value:.3f}" for value in values]

@@ -43,7 +43,7 @@ Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
+_AMOUNT = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
 
 IMPORTED: list[str] = []
 """What this command was given with --import."""
@@ -62,6 +62,11 @@ def import_own(name: str) -> None:
     IMPORTED.append(name)
 
 
+def listed(text: str) -> list[str]:
+    """The parts of a comma-separated list."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def number(option: str, text: str | None) -> LiteralFloat | None:
     """A number such as 0.031 or 8/255, as written."""
     if text is None:
@@ -76,13 +81,9 @@ def seconds(option: str, text: str | None) -> float:
     """A duration such as 90s, 25m, 1.5h or 1h30m; without one, forever."""
     if text is None:
         return float("inf")
-    if not re.fullmatch(r"[0-9.]+|([0-9.]+[smhd])+", text.strip()):
+    if not re.fullmatch(rf"{_AMOUNT}|({_AMOUNT}[smhd])+", text.strip()):
         raise InputError(f"{option}: {text!r} is not a duration; write 90s, 25m or 1h30m")
-    parts = re.findall(r"([0-9.]+)([smhd]?)", text)
-    try:
-        total = sum(float(value) * _UNITS[unit] for value, unit in parts)
-    except ValueError:
-        raise InputError(f"{option}: {text!r} is not a duration; write 90s, 25m or 1h30m") from None
+    total = sum(float(value) * _UNITS[unit] for value, unit in re.findall(rf"({_AMOUNT})([smhd]?)", text))
     if total <= 0:
         raise InputError(f"{option}: {text!r} is no time at all; write 90s, 25m or 1h30m")
     return total

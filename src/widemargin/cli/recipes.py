@@ -9,11 +9,11 @@ from widemargin.core.screen import console_for, say, show_table
 from widemargin.recipes import all_recipes, find_recipe
 from widemargin.recipes.recipe import Recipe
 
-recipes_app = typer.Typer(help="List the recipes; 'recipes show NAME' prints one.", invoke_without_command=True)
+recipes = typer.Typer(help="List the recipes; 'recipes show NAME' prints one.", invoke_without_command=True)
 
 
-@recipes_app.callback()
-def recipes(context: typer.Context) -> None:
+@recipes.callback()
+def list_recipes(context: typer.Context) -> None:
     """List every recipe with the published numbers of its row."""
     if context.invoked_subcommand is not None:
         return
@@ -21,7 +21,7 @@ def recipes(context: typer.Context) -> None:
     show_table(console_for(), ("recipe", "published results (the paper's row)"), rows, left=2, title="recipes")
 
 
-@recipes_app.command("show")
+@recipes.command("show")
 def show(name: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name, or a .toml file.")]) -> None:
     """Print a recipe as TOML, with the published numbers beside it."""
     recipe, console = find_recipe(name), console_for()
@@ -35,9 +35,6 @@ def show(name: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's 
 def _published(recipe: Recipe) -> str:
     if recipe.published is None:
         return ""
-    parts = [f"{key} {_number(value)}" for key, value in recipe.published.results.items()]
+    results = recipe.published.results.items()
+    parts = [f"{key} {'±'.join(map(str, value)) if isinstance(value, list) else value}" for key, value in results]
     return f"{recipe.published.row}: {', '.join(parts)}"
-
-
-def _number(value: object) -> str:
-    return f"{value[0]}±{value[1]}" if isinstance(value, list) else str(value)

@@ -10,7 +10,6 @@ from widemargin.config.checkpoint import software_versions
 from widemargin.config.toml import to_dict
 from widemargin.core.screen import console_for, say
 from widemargin.recipes import all_recipes
-from widemargin.recipes.recipe import Recipe
 from widemargin.report import write_report
 from widemargin.report.compare import Reference
 
@@ -39,20 +38,12 @@ def report(
 
 def references() -> dict[str, Reference]:
     """Every recipe as something to be compared with, by name."""
-    return {name: _reference(recipe) for name, recipe in all_recipes().items()}
-
-
-def _reference(recipe: Recipe) -> Reference:
-    published = recipe.published
-    return Reference(
-        settings=to_dict(recipe.config),
-        results=published.results if published else {},
-        source=f"{_place(published.table)}, {published.row}" if published else "",
-        note=recipe.note,
-    )
-
-
-def _place(table: str) -> str:
-    """table3_wide_resnet -> Table 3, supplement_resnet18 -> the supplement."""
-    number = re.match(r"table(\d+)", table)
-    return f"Table {number[1]}" if number else "the supplement"
+    found = {}
+    for name, recipe in all_recipes().items():
+        source, results = "", {}
+        if recipe.published is not None:
+            number = re.match(r"table(\d+)", recipe.published.table)  # of table3_wide_resnet, not supplement_resnet18
+            source = f"{f'Table {number[1]}' if number else 'the supplement'}, {recipe.published.row}"
+            results = recipe.published.results
+        found[name] = Reference(settings=to_dict(recipe.config), results=results, source=source, note=recipe.note)
+    return found

@@ -1,7 +1,7 @@
 """``widemargin reproduce``: tables of the paper, row by row, beside the published numbers."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from widemargin.cli.options import DataDir, Device, EngineOption, seconds
+from widemargin.cli.options import DataDir, Device, EngineOption, listed, seconds
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.distributed.group import check_single_process
@@ -129,19 +129,22 @@ def reproduce(
 
 
 def _wanted(tables: str, rows: str | None, seeds: str, out: Path, *, is_quick: bool) -> list[TableJobs]:
-    """The tables with their jobs."""
-    found = [find_table(name) for name in dict.fromkeys(_names(tables) or [tables])]
-    numbers = _seeds(seeds)
-    wanted = [(table, _rows(found, table, rows)) for table in found]
-    return [TableJobs(table, chosen, jobs(table, chosen, numbers, out, is_quick=is_quick)) for table, chosen in wanted]
+    """The tables with their jobs; a row that is in none of them is refused."""
+    found = [find_table(name) for name in dict.fromkeys(listed(tables) or [tables])]
+    parts = listed(seeds)
+    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts) or len(set(parts)) != len(parts):
+        raise InputError(f"--seeds: {seeds!r} must be different whole numbers, comma-separated, such as 0,1,2")
+    chosen = choose_rows(_joined(found), None if rows is None else listed(rows))
+    wanted = [(table, [row for row in chosen if any(row is own for own in table.rows)]) for table in found]
+    numbers = [int(part) for part in parts]
+    return [TableJobs(table, rows, jobs(table, rows, numbers, out, is_quick=is_quick)) for table, rows in wanted]
 
 
 def _followup(parts: Sequence[TableJobs], judge_with: str | None, judge_rows: str | None) -> Followup:
     """What is done when all of them are, checked."""
     judgments, named = _judgments(parts, judge_with, judge_rows), None
     if judge_rows not in (None, BEST):
-        wanted = _joined([row for part in parts for row in part.rows])
-        named = choose_rows(wanted, _names(judge_rows or ""), "--judge-rows")
+        named = choose_rows(_joined(parts), listed(judge_rows or ""), "--judge-rows")
     followup = Followup(judgments, named)
     followup.check(parts)
     return followup
@@ -156,28 +159,9 @@ def _all_jobs(parts: Sequence[TableJobs]) -> list[Job]:
     return list(found.values())
 
 
-def _rows(tables: Sequence[Table], table: Table, text: str | None) -> list[Row]:
-    """Those of this table; what is in none of them is refused."""
-    if text is None:
-        return list(table.rows)
-    chosen = choose_rows(_joined([row for each in tables for row in each.rows]), _names(text))
-    return [row for row in chosen if any(row is own for own in table.rows)]
-
-
-def _joined(rows: Sequence[Row]) -> Table:
-    """One table of them all."""
-    return Table("", "", (), tuple(rows))
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _seeds(text: str) -> list[int]:
-    parts = _names(text)
-    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts) or len(set(parts)) != len(parts):
-        raise InputError(f"--seeds: {text!r} must be different whole numbers, comma-separated, such as 0,1,2")
-    return [int(part) for part in parts]
+def _joined(parts: Iterable[Table | TableJobs]) -> Table:
+    """The rows of all as one table."""
+    return Table("", "", (), tuple(row for part in parts for row in part.rows))
 
 
 def _judgments(parts: Sequence[TableJobs], text: str | None, rows: str | None) -> list[str]:
@@ -185,7 +169,7 @@ def _judgments(parts: Sequence[TableJobs], text: str | None, rows: str | None) -
         if rows is not None:
             raise InputError("--judge-rows has no effect without --judge-with; give e.g. --judge-with autoattack")
         return []
-    names = _names(text)
+    names = listed(text)
     tables = [part.table for part in parts if part.rows]
     for name in names:
         if name not in JUDGMENTS:
@@ -207,33 +191,21 @@ def _report(part: TableJobs, path: Path, judgments: Sequence[str], quick: bool) 
         for row, members in zip(rows, results, strict=True)
     ]
     note = "quick runs: the numbers mean nothing" if quick else ""
-    lines = list(_followup_lines(part, [name for name in judgments if name not in columns]))
+    judged = [(job, name) for name in judgments if name not in columns for job in part.work]
+    reports = [(f"{job.name}, {name}", report) for job, name in judged if (report := job.judged_with(name)) is not None]
+    lines = [f"{label}: {followup_line(report)}" for label, report in reports]
     text = markdown(table.title, columns, compared, note)
     write_text_atomic(path, text + "".join(f"\n- {line}" for line in lines) + "\n" * bool(lines))
     title = f"{table.title}: ours / paper (difference)"
-    short = _short([name for name, _ in compared])
+    alike = len({name.split("/")[0] for name, _ in compared}) == 1  # the network then goes without saying
     shown = [
-        (name, *(cells[column].text() for column in columns)) for name, (_, cells) in zip(short, compared, strict=True)
+        (name.split("/")[1] if alike else name, *(cells[column].text() for column in columns))
+        for name, cells in compared
     ]
     notes = [note] * bool(note) + lines + [f"also in {path}"]
     show_table(
         console_for(), ("row", *map(column_title, columns)), shown, left=1 + len(columns), title=title, notes=notes
     )
-
-
-def _followup_lines(part: TableJobs, judgments: Sequence[str]) -> Iterator[str]:
-    """What further judgments found that is no column of the table."""
-    for name in judgments:
-        for job in part.work:
-            report = job.judged_with(name)
-            if report is not None:
-                yield f"{job.name}, {name}: {followup_line(report)}"
-
-
-def _short(names: Sequence[str]) -> list[str]:
-    """Without the network before them, where it is the same for all."""
-    families = {name.split("/")[0] for name in names}
-    return [name.split("/")[1] if len(families) == 1 else name for name in names]
 
 
 def _close(tasks: Sequence[Task], failures: Sequence[Failure], console: Console) -> None:

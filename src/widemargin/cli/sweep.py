@@ -114,10 +114,6 @@ def _scores(last: Line, metrics: list[Line]) -> dict[str, Any]:
     return {key: value for key, value in last.items() if isinstance(value, float)} | {"score": score, "scored": name}
 
 
-def _unit(score: str) -> str:
-    return f"{score.replace('_', ', ')}, %"
-
-
 def _show(
     grid: Mapping[str, Sequence[str]],
     done: list[tuple[dict[str, str], dict[str, Any]]],
@@ -126,7 +122,7 @@ def _show(
     out: Path,
 ) -> None:
     scores = list(dict.fromkeys(values["scored"] for _, values in done))
-    header = (*grid, *(map(_unit, scores) if scores else ["score"]))
+    header = (*grid, *([f"{score.replace('_', ', ')}, %" for score in scores] or ["score"]))
     rows = []
     for point, values in sorted(done, key=lambda pair: -pair[1].get("score", -math.inf)):
         cells = (f"{values['score']:.2f}" if values["scored"] == score else "" for score in scores)

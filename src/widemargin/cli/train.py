@@ -82,11 +82,7 @@ def _closing(result: RunResult, epochs: int, stop: Stop) -> str:
         why = "time is out" if stop.received is None else f"stopped by {stop.received.name}"
         inside = f" and {result.step} step{'s' * (result.step > 1)}" if result.step else ""
         return f"{why} after {result.epoch} of {epochs} epochs{inside}; the same command goes on from {result.folder}"
-    return f"done: {epochs} epochs in {result.folder}; next: {_evaluating(result.folder)}"
-
-
-def _evaluating(folder: Path) -> str:
-    """The command, with the modules that this run needs."""
-    target = f"./{folder}" if str(folder).startswith("-") else str(folder)
-    imports = [part for name in IMPORTED for part in ("--import", name)]
-    return shlex.join(["widemargin", *imports, "evaluate", target])
+    imports = [part for name in IMPORTED for part in ("--import", name)]  # which this run needs
+    target = f"./{result.folder}" if str(result.folder).startswith("-") else str(result.folder)
+    command = shlex.join(["widemargin", *imports, "evaluate", target])
+    return f"done: {epochs} epochs in {result.folder}; next: {command}"

@@ -6,12 +6,15 @@ they are free (on the CPU). Data sets and evaluations are always checked, once, 
 
 import math
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from widemargin.errors import InputError
+
+T = TypeVar("T")
 
 
 def check_images(owner: str, x: Tensor) -> None:
@@ -120,22 +123,16 @@ def check_model(owner: str, model: object) -> None:
             )
 
 
+_UNWRAP = "; wrap it in a module whose forward returns the logits alone, such as model(x).logits or model(x)[0]"
+
+
 def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
     """A classifier returns (B, K) with at least two classes."""
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != batch or logits.shape[1] < 2:
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise InputError(
-            f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}{_unwrap_hint(logits)}"
-        )
+        got, hint = (tuple(logits.shape), "") if isinstance(logits, Tensor) else (type(logits).__name__, _UNWRAP)
+        raise InputError(f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}{hint}")
     if logits.is_complex() or logits.layout != torch.strided:
         raise InputError(f"{owner}: the model must return real, dense logits, got {logits.dtype}, {logits.layout}")
-
-
-def _unwrap_hint(logits: object) -> str:
-    """What to do about a model that returns more than its logits."""
-    if isinstance(logits, Tensor):
-        return ""
-    return "; wrap it in a module whose forward returns the logits alone, such as model(x).logits or model(x)[0]"
 
 
 def check_number(name: str, value: object, *, is_valid: Callable[[float], bool], rule: str, hint: str) -> None:
@@ -159,8 +156,9 @@ def check_count(name: str, value: object) -> None:
         raise InputError(f"{name} must be a whole number below 2^63, got {value}; write a smaller one")
 
 
-def choice(owner: str, field: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Refuse a value that is not one of the allowed ones, naming them; an option has no owner."""
+def choice(owner: str, field: str, value: Any, allowed: tuple[T, ...]) -> T:
+    """The value; refused where it is not one of the allowed ones, naming them. An option has no owner."""
     if value not in allowed or isinstance(value, bool) != isinstance(allowed[allowed.index(value)], bool):
         name = f"{owner}.{field}" if owner else field
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return allowed[allowed.index(value)]

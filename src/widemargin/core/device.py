@@ -10,10 +10,12 @@ from widemargin.errors import InputError
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-def choose_device(name: str) -> torch.device:
-    """A GPU if there is one under "auto", else what was asked for."""
+def choose_device(name: str, *, local_rank: int | None = None) -> torch.device:
+    """A GPU if there is one under "auto", by turns for the processes of one machine; else what was asked for."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda" if local_rank is None else f"cuda:{local_rank % torch.cuda.device_count()}")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).tolist()  # which a device without values, such as meta, cannot do
