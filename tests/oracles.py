@@ -210,12 +210,12 @@ def pgd_slowly(model: nn.Module, x: Tensor, y: Tensor, *, eps: float, step_size:
 # Comparing
 
 
-def parameter_gradients(model: nn.Module, scalar: Tensor) -> dict[str, Tensor]:
-    """d(scalar)/d(parameter) by name, zeros where none; leaves .grad alone."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    gradients = torch.autograd.grad(scalar, parameters, allow_unused=True)
-    pairs = zip(names, parameters, gradients, strict=True)
-    return {name: torch.zeros_like(p) if g is None else g for name, p, g in pairs}
+def parameter_gradients(model: nn.Module, scalar: Tensor, *, retain_graph: bool = False) -> dict[str, Tensor]:
+    """d(scalar)/d(parameter) by name of each that is trained, zeros where none; leaves .grad alone."""
+    trained = {name.removeprefix("_orig_mod."): p for name, p in model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(scalar, list(trained.values()), retain_graph=retain_graph, allow_unused=True)
+    pairs = zip(trained.items(), gradients, strict=True)
+    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
 
 
 def assert_close_to_largest(actual: Tensor, expected: Tensor, tolerance: float) -> None:

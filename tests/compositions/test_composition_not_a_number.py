@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oracles import images, labels, relu_net
+from oracles import Network, images, labels, relu_net
 from widemargin import PGD, ApproximateEMR, ExactEMR, InputError, effective_margin
 from widemargin.data import ImageSet
 from widemargin.evaluation import Report, evaluate
@@ -19,17 +19,20 @@ from widemargin.regularizers import InputGradient
 X, Y = images(6, 1, 3, 5), labels(6, 4)
 
 
-class NoSlope(nn.Module):
+def sloping(self: Network, x: Tensor) -> Tensor:
     """Finite logits, but the gradient of a norm at zero for the images whose first pixel is small."""
+    x = x.flatten(1)
+    others = (x[:, :1].detach() >= 0.5).to(x.dtype)
+    return self.last(x) + ((x - x.detach()).pow(2).sum(1, keepdim=True) + others).sqrt()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(15, 4).double()
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        others = (x[:, :1].detach() >= 0.5).to(x.dtype)
-        return self.last(x) + ((x - x.detach()).pow(2).sum(1, keepdim=True) + others).sqrt()
+def no_slope() -> nn.Module:
+    return Network(sloping, last=nn.Linear(15, 4).double())
+
+
+def telling(change: Callable[[Tensor, Tensor], Tensor], net: nn.Module | None = None) -> nn.Module:
+    """What a function makes of the logits and the images."""
+    return Network(lambda self, x: change(self.net(x), x.flatten(1)), net=net or relu_net().float())
 
 
 def broken() -> nn.Module:
@@ -59,23 +62,12 @@ def report_of(model: nn.Module, norm: str = "linf") -> Report:
     return evaluate(model.float(), data, ("clean", "pgd3"), 0.1, norm)
 
 
-class Tells(nn.Module):
-    """What a function makes of the logits and the images."""
-
-    def __init__(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.net, self.change = relu_net().float(), change
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.change(self.net(x), x.flatten(1))
-
-
 @pytest.mark.parametrize("attacks", [["clean"], ["fgsm"], ["autoattack"]])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_an_image_without_a_prediction_is_named_and_gets_no_verdict(value: float, attacks: list[str]) -> None:
     x, y = images(40, 1, 3, 5).float() * 0.9, torch.zeros(40, dtype=torch.long)
     x[[17, 19], 0, 0, 0] = 1.0
-    model = Tells(lambda logits, x: torch.where(x[:, :1] == 1, value, logits))
+    model = telling(lambda logits, x: torch.where(x[:, :1] == 1, value, logits))
     says = r"no prediction for 2 of images 15 to 29, the first is image 17: a logit is NaN or \+inf, or all are"
     with pytest.raises(InputError, match=says):
         evaluate(model, (x, y), attacks, 0.01, shard_size=15, batch_size=4, margins=False, max_steps=2)
@@ -83,7 +75,7 @@ def test_an_image_without_a_prediction_is_named_and_gets_no_verdict(value: float
 
 def test_a_class_that_is_ruled_out_is_no_lack_of_a_prediction() -> None:
     x, y = images(40, 1, 3, 5).float(), torch.arange(40) % 4
-    ruled_out = Tells(lambda logits, x: logits.masked_fill(torch.arange(4) == 3, -torch.inf))
+    ruled_out = telling(lambda logits, x: logits.masked_fill(torch.arange(4) == 3, -torch.inf))
     report = evaluate(ruled_out, (x, y), ["clean", "pgd3"], 0.1, sanity=False, margins=False)
     assert not report.verdicts["clean"][y == 3].any()
     assert report.verdicts["clean"].tolist() == ((ruled_out(x).argmax(1) == y) & (y != 3)).tolist()
@@ -95,8 +87,7 @@ def test_an_attack_that_leads_to_no_prediction_has_broken_the_image_and_it_is_na
 ) -> None:
     x = (images(8, 1, 6, 5) * 3 + 0.5).round() / 4
     net = nn.Sequential(nn.Flatten(), nn.Linear(30, 4))
-    moved = Tells(lambda logits, x: torch.where(((4 * x).frac() != 0).any(1, keepdim=True), value, logits))
-    moved.net = net
+    moved = telling(lambda logits, x: torch.where(((4 * x).frac() != 0).any(1, keepdim=True), value, logits), net)
     y = net(x.float()).argmax(1)
     for _ in range(2):  # the second time it is read from the folder
         report = evaluate(moved, (x.float(), y), ["clean", "fgsm"], 0.01, out=tmp_path, shard_size=5, margins=False)
@@ -108,7 +99,7 @@ def test_an_attack_that_leads_to_no_prediction_has_broken_the_image_and_it_is_na
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_a_gradient_of_nan_moves_nothing_and_is_told(norm: str) -> None:
-    net = NoSlope()
+    net = no_slope()
     x_adv = PGD(eps=0.1, step_size=0.05, steps=2, norm=norm)(net, X, Y)
     small = X.flatten(1)[:, 0] < 0.5
     assert 0 < int(small.sum()) < len(X)
@@ -132,17 +123,6 @@ def test_truth_values_are_no_labels() -> None:
             call(relu_net(), X, Y > 0)
 
 
-class Frozen(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(15, 8).double(), nn.Linear(8, 4).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            x = self.first(x.flatten(1))
-        return self.last(x)
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -152,16 +132,13 @@ class Frozen(nn.Module):
     ],
 )
 def test_a_part_without_gradients_is_named(call: Callable[[nn.Module], Tensor]) -> None:
+    def forward(self: Network, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.first(x.flatten(1))
+        return self.last(x)
+
     with pytest.raises(InputError, match="no gradient to the images"):
-        call(Frozen())
-
-
-def test_biases_alone_are_named() -> None:
-    net = relu_net()
-    for name, parameter in net.named_parameters():
-        parameter.requires_grad_("bias" in name)
-    with pytest.raises(InputError, match="biases alone"):
-        ExactEMR()(net, X)
+        call(Network(forward, first=nn.Linear(15, 8), last=nn.Linear(8, 4)).double())
 
 
 @pytest.mark.parametrize("size", [0, -3])
@@ -172,23 +149,10 @@ def test_classes_at_once_is_a_count(size: int) -> None:
         logit_jacobian(relu_net(), X, classes_at_once=size)
 
 
-class RootAtZero(nn.Module):
-    """Finite logits with an input gradient that is no number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        root = (x - x.detach()).square().sum(1, keepdim=True).sqrt()
-        return self.layer(x) + root * torch.tensor([1.0, 2.0, 3.0])
-
-
 def test_a_slope_that_is_no_number_is_no_margin_and_the_files_are_json(tmp_path: Path) -> None:
-    x, y = torch.rand(3, 1, 2, 2), torch.zeros(3, dtype=torch.long)
-    assert effective_margin(RootAtZero(), x, y).isnan().all()
-    report = evaluate(RootAtZero(), (x, y), ["clean"], out=tmp_path, sanity=False)
+    model, x, y = no_slope().float(), 0.4 * images(3, 1, 3, 5).float(), torch.zeros(3, dtype=torch.long)
+    assert effective_margin(model, x, y).isnan().all()
+    report = evaluate(model, (x, y), ["clean"], out=tmp_path, sanity=False)
     assert report.margin is not None
     assert report.margin.isnan().all()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from oracles import assert_all_close, images, jacobian_rows, labels, seeded
+from oracles import assert_all_close, images, jacobian_rows, labels, parameter_gradients, seeded
 from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
 from widemargin.core.modes import evaluating
 from widemargin.gradients.sweeps.rules import NotSweepable
@@ -93,11 +93,8 @@ def is_recorded(model: nn.Module, x: Tensor) -> bool:
 
 def gradients_of(model: nn.Module, penalty: Tensor) -> dict[str, Tensor]:
     """Of a combination of the samples with weights of both signs; keeps the graph."""
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     weights = torch.linspace(-1.0, 2.0, len(penalty), dtype=penalty.dtype)
-    found = torch.autograd.grad((weights * penalty).sum(), list(trained.values()), retain_graph=True, allow_unused=True)
-    pairs = zip(trained.items(), found, strict=True)
-    return {name: torch.zeros_like(p) if gradient is None else gradient for (name, p), gradient in pairs}
+    return parameter_gradients(model, (weights * penalty).sum(), retain_graph=True)
 
 
 def check(model: nn.Module, x: Tensor, *, recorded: bool = True, like: nn.Module | None = None) -> None:
