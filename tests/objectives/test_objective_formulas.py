@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oracles import GoldenBN, assert_all_close, golden_net, parameter_gradients, seeded
-from widemargin import PGD, InputError
+from widemargin import PGD, InputError, losses
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
 from widemargin.types import Nets, Objective, Outcome
 
@@ -42,12 +41,12 @@ def perturbed(objective: Objective, nets: Nets, x: Tensor, y: Tensor, epoch: int
 
 @contextmanager
 def forwards_recorded(nets: Nets) -> Iterator[list[tuple[str, Tensor]]]:
-    """(network, images) of every train-mode forward, in order."""
+    """(network, images) of every train-mode forward, in order, and of any of a teacher: it is never attacked."""
     seen: list[tuple[str, Tensor]] = []
 
     def recorder(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
         def note(net: nn.Module, inputs: tuple[Tensor]) -> None:
-            if net.training:
+            if net.training or name == "teacher":
                 seen.append((name, inputs[0].detach().clone()))
 
         return note
@@ -63,98 +62,70 @@ def order(seen: list[tuple[str, Tensor]], x: Tensor, x_adv: Tensor | None) -> li
     return [f"{name}({next((k for k, v in known.items() if torch.equal(v, at)), '?')})" for name, at in seen]
 
 
-# The formulas, with stock functions
-
-
-def ce(z: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(z, y, reduction="none")
-
-
-def kl(z: Tensor, z_adv: Tensor) -> Tensor:
-    return F.kl_div(F.log_softmax(z_adv, 1), F.softmax(z, 1), reduction="none").sum(1)
-
-
-def others_best(p: Tensor, y: Tensor) -> Tensor:
-    return torch.stack([torch.cat([row[:label], row[label + 1 :]]).max() for row, label in zip(p, y, strict=True)])
-
-
-def of_label(p: Tensor, y: Tensor) -> Tensor:
-    return p[torch.arange(len(y)), y]
-
-
-def boosted(z_adv: Tensor, y: Tensor, label: Tensor) -> Tensor:
-    return ce(label, y) - torch.log(1.0001 - others_best(F.softmax(z_adv, 1), y) + 1e-12)
-
-
-def mart_kl(z: Tensor, z_adv: Tensor, y: Tensor) -> Tensor:
-    p, p_adv = F.softmax(z, 1), F.softmax(z_adv, 1)
-    return (p * (p.log() - torch.log(p_adv + 1e-12))).sum(1) * (1.0000001 - of_label(p, y))
-
-
-def mail_weights(z_adv: Tensor, y: Tensor) -> Tensor:
-    p = F.softmax(z_adv.detach(), 1)
-    return 3 * torch.sigmoid(SLOPE * (others_best(p, y) - of_label(p, y) + BIAS))
+# The formulas, of losses that are tested by themselves
 
 
 Margin = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Formula:
-    """The order of the train-mode forwards, and the loss.
-
-    The loss is (clean logits z, adversarial logits a, labels y, what a head's margin makes of logits m).
-    """
-
-    passes: list[str]
-    loss: Callable[[Tensor, Tensor, Tensor, Margin], Tensor]
-
-
-WITHOUT, CLEAN_FIRST = ["model(x')"], ["model(x)", "model(x')"]
-FORMULAS: dict[str, tuple[Any, Any, Formula]] = {
-    # objective, who finds the same images, formula
-    "adversarial": (Adversarial(attack=UNIFORM), None, Formula(WITHOUT, lambda z, a, y, m: ce(m(a, y), y))),
+ALONE, BOTH = ["model(x')"], ["model(x)", "model(x')"]
+MAIL: dict[str, Any] = {"attack": GAUSSIAN, "slope": SLOPE, "bias": BIAS}
+FORMULAS: dict[str, tuple[Any, Any, list[str], Callable[[Tensor, Tensor, Tensor, Margin], Tensor]]] = {
+    # objective, who finds the same images, the train-mode forwards in order, and the loss of (clean logits z,
+    # adversarial logits a, labels y, what a head's margin makes of logits m)
+    "adversarial": (
+        Adversarial(attack=UNIFORM),
+        None,
+        ALONE,
+        lambda z, a, y, m: losses.cross_entropy(m(a, y), y),
+    ),
     "trades kl": (
         Trades(attack=GAUSSIAN, beta=WEIGHT),
         None,
-        Formula(CLEAN_FIRST, lambda z, a, y, m: ce(m(z, y), y) + WEIGHT * kl(z, a)),
+        BOTH,
+        lambda z, a, y, m: losses.trades(z, a, y, WEIGHT, label_logits=m(z, y)),
     ),
     "trades ce": (
         Trades(attack=UNIFORM, beta=WEIGHT, inner="ce"),
         Adversarial(attack=UNIFORM),
-        Formula(CLEAN_FIRST, lambda z, a, y, m: ce(m(z, y), y) + WEIGHT * kl(z, a)),
+        BOTH,
+        lambda z, a, y, m: losses.trades(z, a, y, WEIGHT, label_logits=m(z, y)),
     ),
     "mart": (
         Mart(attack=GAUSSIAN, weight=WEIGHT),
         Adversarial(attack=GAUSSIAN),
-        Formula(CLEAN_FIRST, lambda z, a, y, m: boosted(a, y, m(a, y)) + WEIGHT * mart_kl(z, a, y)),
+        BOTH,
+        lambda z, a, y, m: losses.mart(z, a, y, WEIGHT, label_logits=m(a, y)),
     ),
     "mail at": (
-        Mail(over="at", attack=GAUSSIAN, slope=SLOPE, bias=BIAS),
+        Mail(over="at", **MAIL),
         Adversarial(attack=GAUSSIAN),
-        Formula(WITHOUT, lambda z, a, y, m: mail_weights(a, y) * ce(m(a, y), y)),
+        ALONE,
+        lambda z, a, y, m: losses.mail_at(a, y, SLOPE, BIAS, label_logits=m(a, y)),
     ),
     "mail trades": (
-        Mail(over="trades", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, weight=WEIGHT),
+        Mail(over="trades", weight=WEIGHT, **MAIL),
         Trades(attack=GAUSSIAN),
-        Formula(CLEAN_FIRST, lambda z, a, y, m: ce(m(z, y), y) + WEIGHT * mail_weights(a, y) * kl(z, a)),
+        BOTH,
+        lambda z, a, y, m: losses.mail_trades(z, a, y, WEIGHT, SLOPE, BIAS, label_logits=m(z, y)),
     ),
     "mail trades ce": (
-        Mail(over="trades", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, inner="ce"),
+        Mail(over="trades", inner="ce", **MAIL),
         Adversarial(attack=GAUSSIAN),
-        Formula(CLEAN_FIRST, lambda z, a, y, m: ce(m(z, y), y) + 5.0 * mail_weights(a, y) * kl(z, a)),  # the default
+        BOTH,
+        lambda z, a, y, m: losses.mail_trades(z, a, y, 5.0, SLOPE, BIAS, label_logits=m(z, y)),  # the default
     ),
     "mail mart": (
-        Mail(over="mart", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, weight=WEIGHT),
+        Mail(over="mart", weight=WEIGHT, **MAIL),
         Adversarial(attack=GAUSSIAN),
-        Formula(
-            CLEAN_FIRST, lambda z, a, y, m: mail_weights(a, y) * boosted(a, y, m(a, y)) + WEIGHT * mart_kl(z, a, y)
-        ),
+        BOTH,
+        lambda z, a, y, m: losses.mail_mart(z, a, y, WEIGHT, SLOPE, BIAS, label_logits=m(a, y)),
     ),
     "mail at, mean one": (
-        Mail(over="at", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, weights="mean1"),
+        Mail(over="at", weights="mean1", **MAIL),
         Adversarial(attack=GAUSSIAN),
-        Formula(WITHOUT, lambda z, a, y, m: mail_weights(a, y) / mail_weights(a, y).mean() * ce(m(a, y), y)),
+        ALONE,
+        lambda z, a, y, m: losses.mail_at(a, y, SLOPE, BIAS, mean_one=True, label_logits=m(a, y)),
     ),
 }
 
@@ -200,15 +171,6 @@ MARGINS: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor, Tensor]], Margin]
 }
 
 
-def by_hand(
-    formula: Formula, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, margin: Margin
-) -> tuple[Tensor, Tensor]:
-    """(loss, adversarial logits) of a network of one's own, passes in the order of the formula."""
-    clean = model(x) if "model(x)" in formula.passes else torch.empty(0)
-    adversarial = model(x_adv)
-    return formula.loss(clean, adversarial, y, margin), adversarial
-
-
 def assert_same_gradients_and_statistics(one: tuple[nn.Module, Tensor], other: tuple[nn.Module, Tensor]) -> None:
     actual, expected = (parameter_gradients(model, loss.mean()) for model, loss in (one, other))
     assert_all_close(actual, expected, rtol=1e-9, atol=1e-12)
@@ -218,7 +180,7 @@ def assert_same_gradients_and_statistics(one: tuple[nn.Module, Tensor], other: t
 @pytest.mark.parametrize("margin", MARGINS)
 @pytest.mark.parametrize("name", FORMULAS)
 def test_loss_and_gradients_are_the_formula(name: str, margin: str) -> None:
-    objective, finder, formula = FORMULAS[name]
+    objective, finder, passes, loss = FORMULAS[name]
     make, lowered = MARGINS[margin]
     (model, x, y), (plain, _, _) = make(), golden_net("bn")
     x_adv = perturbed(finder or objective, Nets(model=plain), x, y)  # the attack sees no margin
@@ -229,8 +191,10 @@ def test_loss_and_gradients_are_the_formula(name: str, margin: str) -> None:
     assert objective.attacks
     assert torch.equal(outcome.x_adv, x_adv)
     if margin == "no margin":  # else a pass is features and head
-        assert order(seen, x, x_adv) == formula.passes
-    expected, adversarial = by_hand(formula, plain, x, x_adv, y, lowered)
+        assert order(seen, x, x_adv) == passes
+    clean = plain(x) if passes == BOTH else torch.empty(0)
+    adversarial = plain(x_adv)
+    expected = loss(clean, adversarial, y, lowered)
     torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
     assert torch.equal(outcome.logits, adversarial)  # training accuracy is under attack
     assert_same_gradients_and_statistics((model, outcome.loss), (plain, expected))
@@ -244,7 +208,7 @@ def test_standard_training(margin: str) -> None:
     with forwards_recorded(nets) as seen:
         outcome = call(Standard(), nets, x, y)
     assert order(seen, x, None) == (["model(x)"] if margin == "no margin" else [])
-    expected = ce(lowered(logits, y), y)
+    expected = losses.cross_entropy(lowered(logits, y), y)
     torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
     assert torch.equal(outcome.logits, logits)
     assert outcome.x_adv is None
@@ -268,7 +232,7 @@ def test_the_two_inner_problems_differ() -> None:
 
     def divergence(x_adv: Tensor) -> float:
         model = copy.deepcopy(nets.model).eval()
-        return float(kl(model(x), model(x_adv)).detach().sum())
+        return float(losses.kl_divergence(model(x), model(x_adv)).detach().sum())
 
     assert divergence(found[0]) > divergence(x + 0.001) > 0
 
@@ -319,20 +283,20 @@ def assert_same_call(one: Objective, other: Objective, epoch: int) -> None:
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_burn_in_epochs_are_the_plain_method(name: str, epoch: int) -> None:
     settings, plain = BURN_IN[name]
-    mail = Mail(**settings, attack=GAUSSIAN, burn_in_attack=UNIFORM, slope=SLOPE, bias=BIAS, burn_in=3)
+    mail = Mail(**settings, **MAIL, burn_in_attack=UNIFORM, burn_in=3)
     assert_same_call(mail, plain, epoch)
 
 
 @pytest.mark.parametrize("name", BURN_IN)
 def test_after_the_burn_in_the_weights_count(name: str) -> None:
     settings, _ = BURN_IN[name]
-    mail = Mail(**settings, attack=GAUSSIAN, burn_in_attack=UNIFORM, slope=SLOPE, bias=BIAS, burn_in=3)
+    mail = Mail(**settings, **MAIL, burn_in_attack=UNIFORM, burn_in=3)
     without = {key: value for key, value in settings.items() if key != "burn_in_with"}
-    assert_same_call(mail, Mail(**without, attack=GAUSSIAN, slope=SLOPE, bias=BIAS), 3)
+    assert_same_call(mail, Mail(**without, **MAIL), 3)
 
 
 def test_the_burn_in_attacks_as_the_rest_does_unless_told_otherwise() -> None:
-    mail = Mail(over="at", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, burn_in=3)
+    mail = Mail(over="at", burn_in=3, **MAIL)
     assert_same_call(mail, Adversarial(attack=GAUSSIAN), 2)
 
 
@@ -354,7 +318,8 @@ def test_lbgat_is_the_formula_for_both_networks(beta: float, inner: Any) -> None
     assert order(seen, x, x_adv) == ["model(x')", "model(x)", "teacher(x)"]  # the clean one even where beta is 0
 
     adversarial, clean, taught = student(x_adv), student(x), teacher(x)
-    expected = (adversarial - taught).square().mean(1) + ce(taught, y) + beta * kl(clean, adversarial)
+    expected = (adversarial - taught).square().mean(1) + losses.cross_entropy(taught, y)
+    expected = expected + beta * losses.kl_divergence(clean, adversarial)
     torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
     assert torch.equal(outcome.logits, adversarial)
     for net, by_hand in ((nets.model, student), (nets.teacher, teacher)):
@@ -364,18 +329,6 @@ def test_lbgat_is_the_formula_for_both_networks(beta: float, inner: Any) -> None
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
             assert float(one.abs().max()) > 0
         assert_all_close(dict(net.named_buffers()), dict(by_hand.named_buffers()), rtol=0, atol=0)
-
-
-def test_the_teacher_updates_its_statistics_once_and_is_never_attacked() -> None:
-    nets, x, y = nets_and_batch(teacher=True)
-    assert nets.teacher is not None
-    calls: list[bool] = []
-    nets.teacher.register_forward_pre_hook(lambda net, _: calls.append(net.training))
-    began = int(nets.model.bn1.num_batches_tracked)
-    call(Lbgat(attack=GAUSSIAN), nets, x, y)
-    assert calls == [True]
-    assert int(nets.teacher.bn1.num_batches_tracked) == 1
-    assert int(nets.model.bn1.num_batches_tracked) - began == 2
 
 
 def test_lbgat_without_a_teacher_says_so() -> None:
@@ -393,43 +346,36 @@ def test_the_kl_has_no_gradient_at_the_image() -> None:
     model = nets.model.eval()
     clean = model(x).detach()
     leaf = x.clone().requires_grad_(True)
-    (gradient,) = torch.autograd.grad(kl(clean, model(leaf)).sum(), leaf)
+    (gradient,) = torch.autograd.grad(losses.kl_divergence(clean, model(leaf)).sum(), leaf)
     assert float(gradient.abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("kind", "change", "message"),
     [
-        (lambda: Trades(attack=GAUSSIAN, beta=-1.0), r"Trades.beta must be a number >= 0, got -1.0"),
-        (lambda: Trades(attack=GAUSSIAN, inner="x"), r"Trades.inner must be one of 'kl', 'ce', got 'x'"),
-        (lambda: Mart(attack=GAUSSIAN, weight=float("nan")), r"Mart.weight must be a number >= 0, got nan"),
-        (lambda: Lbgat(attack=GAUSSIAN, beta=-1.0), r"Lbgat.beta must be a number >= 0, got -1.0"),
-        (lambda: Mail(over="st", attack=GAUSSIAN, slope=1.0, bias=0.0), r"Mail.over must be one of 'at', 'trades'"),
-        (lambda: Mail(over="at", attack=GAUSSIAN, slope=0.0, bias=0.0), r"Mail.slope must be positive"),
-        (lambda: Mail(over="at", attack=GAUSSIAN, slope=1.0, bias=float("inf")), r"Mail.bias finite"),
+        (Trades, {"beta": -1.0}, r"Trades.beta must be a number >= 0, got -1.0"),
+        (Trades, {"inner": "x"}, r"Trades.inner must be one of 'kl', 'ce', got 'x'"),
+        (Mart, {"weight": float("nan")}, r"Mart.weight must be a number >= 0, got nan"),
+        (Lbgat, {"beta": -1.0}, r"Lbgat.beta must be a number >= 0, got -1.0"),
+        (Mail, {"over": "st"}, r"Mail.over must be one of 'at', 'trades'"),
+        (Mail, {"slope": 0.0}, r"Mail.slope must be positive"),
+        (Mail, {"bias": float("inf")}, r"Mail.bias finite"),
+        (Mail, {"weights": "sum"}, r"Mail.weights must be one of 'times3', 'mean1', got 'sum'"),
+        (Mail, {"over": "mart", "weight": -2.0}, r"Mail.weight must be a number >= 0, got -2.0"),
+        (Mail, {"burn_in": -1}, r"Mail.burn_in must be a number of epochs >= 0, got -1"),
         (
-            lambda: Mail(over="at", attack=GAUSSIAN, slope=1.0, bias=0.0, weights="sum"),
-            r"Mail.weights must be one of 'times3', 'mean1', got 'sum'",
-        ),
-        (
-            lambda: Mail(over="mart", attack=GAUSSIAN, slope=1.0, bias=0.0, weight=-2.0),
-            r"Mail.weight must be a number >= 0, got -2.0",
-        ),
-        (
-            lambda: Mail(over="at", attack=GAUSSIAN, slope=1.0, bias=0.0, burn_in=-1),
-            r"Mail.burn_in must be a number of epochs >= 0, got -1",
-        ),
-        (
-            lambda: Mail(over="at", attack=GAUSSIAN, slope=1.0, bias=0.0, burn_in=1, burn_in_with="trades"),
+            Mail,
+            {"burn_in": 1, "burn_in_with": "trades"},
             r"Mail.burn_in_with must be one of 'at', 'same', got 'trades'",
         ),
     ],
 )
-def test_bad_settings(make: Callable[[], object], message: str) -> None:
+def test_bad_settings(kind: type, change: dict[str, object], message: str) -> None:
+    settings = {"over": "at", "slope": 1.0, "bias": 0.0} if kind is Mail else {}
     with pytest.raises(InputError, match=message):
-        make()
+        kind(**{"attack": GAUSSIAN, **settings, **change})
 
 
 def test_mail_is_in_its_second_phase_from_the_epoch_after_burn_in():
-    mail = Mail(over="at", attack=GAUSSIAN, slope=SLOPE, bias=BIAS, burn_in=2)
+    mail = Mail(over="at", burn_in=2, **MAIL)
     assert [mail.phase(epoch) for epoch in range(4)] == [0, 0, 1, 1]
