@@ -1,8 +1,6 @@
 """From a name to images, wherever they lie; downloads from a server on this machine: whole files or none."""
 
-import gzip
 import hashlib
-import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from data_files import idx, written
 from widemargin.data import DATASETS, data_folder, load
 from widemargin.data.datasets import FIRST_LABELS, SOURCES, OfficialFile, fetch
 from widemargin.errors import InputError, WidemarginWarning
@@ -37,27 +36,24 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pooch.HTTPDownloader.__call__", refuse)
 
 
-def write_idx(folder: Path, labels: list[int], images: str, names: str, pack=bytes) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    n = len(labels)
-    (folder / images).write_bytes(pack(struct.pack(">4I", 2051, n, 2, 2) + bytes(4 * n)))
-    (folder / names).write_bytes(pack(struct.pack(">2I", 2049, n) + bytes(labels)))
-    return folder
+def write_idx(folder: Path, labels: list[int], images: str, names: str, *, packed: bool = False) -> None:
+    written(folder, images, idx(np.zeros((len(labels), 2, 2), np.uint8)), packed=packed)
+    written(folder, names, idx(np.array(labels, np.uint8)), packed=packed)
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "pack"),
+    ("images", "labels", "packed"),
     [
-        ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz", gzip.compress),
-        ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte", bytes),
-        ("t10k-images.idx3-ubyte", "t10k-labels.idx1-ubyte", bytes),
-        ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte.gz", bytes),
+        ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz", True),
+        ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte", False),
+        ("t10k-images.idx3-ubyte", "t10k-labels.idx1-ubyte", False),
+        ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte.gz", False),
     ],
 )
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_idx_spellings(tmp_path: Path, images: str, labels: str, pack, name: str, nested: bool) -> None:
-    write_idx(tmp_path / name if nested else tmp_path, [3, 1], images, labels, pack)
+def test_idx_spellings(tmp_path: Path, images: str, labels: str, packed: bool, name: str, nested: bool) -> None:
+    write_idx(tmp_path / name if nested else tmp_path, [3, 1], images, labels, packed=packed)
     data = load(name, "test", data_dir=tmp_path)
     assert (data.labels.tolist(), data.name, data.num_classes) == ([3, 1], name, 10)
     assert len(load(name, "test", data_dir=tmp_path, limit=1)) == 1

@@ -7,8 +7,6 @@ reached and not only the packing's own checks.
 import gzip
 import hashlib
 import io
-import struct
-import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,6 +18,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
+from data_files import cifar_binary, cifar_python2, idx, npy, tar_of, zip_of
 from report_folders import write_evaluation, write_result, write_run, write_sweep
 from widemargin.cli.report import references
 from widemargin.config.checkpoint import Checkpoint, Description, load_checkpoint, restore_model, save_checkpoint
@@ -68,57 +67,25 @@ def photos() -> np.ndarray:
 
 
 def idx_images() -> bytes:
-    return struct.pack(">4I", 0x803, IMAGES, 28, 28) + digits().tobytes()
+    return idx(digits())
 
 
 def idx_labels() -> bytes:
-    return struct.pack(">2I", 0x801, IMAGES) + bytes(range(IMAGES))
+    return idx(np.arange(IMAGES, dtype=np.uint8))
 
 
 def binary_batch() -> bytes:
-    return b"".join(bytes([i]) + photos()[i].tobytes() for i in range(RECORDS))
+    return cifar_binary(photos()[:RECORDS], list(range(RECORDS)))
 
 
 def python_batch() -> bytes:
-    """As Python 2 wrote the official ones."""
-    raw = photos()[:RECORDS].tobytes()
-    head = b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03U\x06labelsq\x04]q\x05(K\x03K\x08e"
-    array = (
-        b"U\x04dataq\x06cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85q\tU\x01bq\n\x87q\x0b"
-    )
-    shape = b"Rq\x0c(K\x01K" + bytes([RECORDS]) + b"M\x00\x0c\x86q\r"
-    dtype = b"cnumpy\ndtype\nq\x0eU\x02u1q\x0fK\x00K\x01\x87q\x10Rq\x11(K\x03U\x01|q\x12NNN" + b"J\xff\xff\xff\xff" * 2
-    values = b"K\x00tq\x13b\x89T" + len(raw).to_bytes(4, "little") + raw + b"q\x14tq\x15bu."
-    return head + array + shape + dtype + values
-
-
-def tar_of(content: bytes, name: str) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        member = tarfile.TarInfo(f"cifar-10-batches/{name}")
-        member.size = len(content)
-        archive.addfile(member, io.BytesIO(content))
-    return stream.getvalue()
+    return cifar_python2(photos()[:RECORDS], [3, 8])
 
 
 def npz(save: Callable[..., None] = np.savez, prefix: str = "", images: np.ndarray | None = None) -> bytes:
     stream = io.BytesIO()
     arrays = {f"{prefix}images": digits() if images is None else images, f"{prefix}labels": np.arange(IMAGES) % 3}
     save(stream, **arrays, num_classes=np.array(10))
-    return stream.getvalue()
-
-
-def npy(array: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
-
-
-def zip_of(members: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
     return stream.getvalue()
 
 
@@ -267,7 +234,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     state = dict(network().state_dict())
     ours, theirs = checkpoint_bytes(folder), public(folder, {"state_dict": state, "epoch": 3})
     images, labels = npy(digits()), npy(np.arange(IMAGES) % 3)
-    tars = (tar_of(binary_batch(), "test_batch.bin"), tar_of(python_batch(), "test_batch"))
+    tars = (tar_of({"a/test_batch.bin": binary_batch()}), tar_of({"a/test_batch": python_batch()}))
     pictures = (picture("PNG"), picture("JPEG"), picture("BMP"), picture("WEBP"), picture("TIFF"), picture("PPM"))
     squeezed = (picture("TIFF", compression="tiff_lzw"), picture("TIFF", compression="tiff_adobe_deflate"))
     return {

@@ -16,8 +16,9 @@ import numpy as np
 import tomli_w
 import torch
 from hypothesis import strategies as st
-from readers import IMAGES, SHOWN, checkpoint_bytes, digits, network, npy, sealed_again, shown_folder, zip_of
+from readers import IMAGES, SHOWN, checkpoint_bytes, digits, network, sealed_again, shown_folder
 
+from data_files import npy, npy_that_says, zip_of
 from widemargin.config.toml import to_dict
 from widemargin.recipes import all_recipes
 
@@ -119,9 +120,7 @@ def array_headers() -> st.SearchStrategy[bytes]:
     labels = npy(np.arange(IMAGES) % 3)
 
     def make(shape: Any, kind: Any, fortran: bool, cut: int, which: str) -> bytes:
-        told = repr({"descr": kind, "fortran_order": fortran, "shape": shape}).encode()
-        content = digits().tobytes()[: max(cut, 0)]
-        array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(told)) + told + content
+        array = npy_that_says(shape, digits().tobytes()[: max(cut, 0)], kind, fortran=fortran)
         return zip_of({"images.npy": npy(digits()), "labels.npy": labels, which: array})
 
     names = st.sampled_from(["images.npy", "labels.npy", "num_classes.npy"])

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from readers import RECORDS, binary_batch, checkpoint_bytes, digits, network, npy, python_batch, sealed_again, zip_of
+from readers import RECORDS, binary_batch, checkpoint_bytes, digits, network, python_batch, sealed_again
 from structures import joined, split
 
 import widemargin
+from data_files import npy, npy_that_says, tar_of, written, zip_of
 from widemargin.config import checkpoint
 from widemargin.config.checkpoint import load_checkpoint, load_newest, restore_model
 from widemargin.config.toml import from_dict, read_toml, to_toml, with_overrides
@@ -34,13 +35,6 @@ from widemargin.models import load_public_state_dict, public_weights
 from widemargin.models.public_weights import read_tensors
 from widemargin.recipes import all_recipes
 
-
-def written(folder: Path, name: str, content: bytes) -> Path:
-    path = folder / name
-    path.write_bytes(content)
-    return path
-
-
 # ---- sizes that are not true
 
 
@@ -48,15 +42,13 @@ def written(folder: Path, name: str, content: bytes) -> Path:
 @pytest.mark.parametrize("sizes", [(2**20, 2**10, 2**10), (2**32 - 1,) * 3, (2**16, 2**16, 256)])
 def test_an_idx_header_that_claims_a_terabyte(tmp_path, sizes, packed):
     content = struct.pack(">4I", 0x803, *sizes) + bytes(100)
-    path = written(tmp_path, "a", gzip.compress(content) if packed else content)
     with pytest.raises(InputError, match=r"the header promises \d{13,} bytes, more than"):
-        read_images(path)
+        read_images(written(tmp_path, "a", content, packed=packed))
 
 
 @pytest.mark.parametrize("shape", [(2**20, 2**10, 2**10), (2**62, 1, 1), (6, 28, 2**40)])
 def test_an_npz_whose_array_claims_a_terabyte(tmp_path, shape):
-    told = repr({"descr": "|u1", "fortran_order": False, "shape": shape}).encode()
-    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(told)) + told + digits().tobytes()
+    array = npy_that_says(shape, digits().tobytes())
     path = written(tmp_path, "a.npz", zip_of({"images.npy": array, "labels.npy": npy(np.arange(6))}))
     with pytest.raises(InputError, match=r"the header promises .* bytes, more than"):
         read_npz(path, "train")
@@ -65,8 +57,7 @@ def test_an_npz_whose_array_claims_a_terabyte(tmp_path, shape):
 def test_an_npz_whose_directory_and_header_lie_together(tmp_path):
     """Zip directory and array agree on 2 GB; there are 4 kB."""
     count = 2**31 // 784
-    told = repr({"descr": "|u1", "fortran_order": False, "shape": (count, 28, 28)}).encode()
-    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(told)) + told + bytes(4096)
+    array = npy_that_says((count, 28, 28), bytes(4096))
     content = bytearray(zip_of({"images.npy": array, "labels.npy": npy(np.zeros(count, np.int8))}))
     true, false = struct.pack("<I", len(array)), struct.pack("<I", len(array) - 4096 + count * 784)
     path = written(tmp_path, "a.npz", bytes(content).replace(true, false))
@@ -350,15 +341,10 @@ def test_the_names_of_a_file_of_many_arrays_are_not_all_told(tmp_path):
     "name", ["../../test_batch.bin", "/elsewhere/test_batch.bin", "a/../../b/test_batch.bin", "C:\\test_batch.bin"]
 )
 def test_members_with_names_elsewhere_are_only_ever_read(tmp_path, name):
-    place = tmp_path / "in" / "here"
-    place.mkdir(parents=True)
-    with tarfile.open(place / "a.tar.gz", "w:gz") as archive:
-        member = tarfile.TarInfo(name)
-        member.size = len(binary_batch())
-        archive.addfile(member, io.BytesIO(binary_batch()))
+    path = written(tmp_path / "in" / "here", "a.tar.gz", tar_of({name: binary_batch()}), packed=True)
     before = sorted(tmp_path.rglob("*"))
     try:
-        assert len(read_cifar10(place / "a.tar.gz", "test", records_per_batch=RECORDS)) == RECORDS
+        assert len(read_cifar10(path, "test", records_per_batch=RECORDS)) == RECORDS
     except InputError as error:
         assert "expected the members" in str(error)  # noqa: PT017 - either is right
     assert sorted(tmp_path.rglob("*")) == before
@@ -409,17 +395,17 @@ def test_no_source_of_ours_unpacks_an_archive_to_disk():
 
 
 class _Harm:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, call: object, *arguments: object) -> None:
+        self.form = call, arguments
 
     def __reduce__(self):
-        return os.mkdir, (str(self.path),)
+        return self.form
 
 
 @pytest.mark.parametrize("form", ["zip", "old", "bare"])
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt"])
 def test_public_weights_that_would_run_something(tmp_path, form, suffix):
-    harm, path = {"fcs.0.weight": _Harm(tmp_path / "harm")}, tmp_path / f"a{suffix}"
+    harm, path = {"fcs.0.weight": _Harm(os.mkdir, str(tmp_path / "harm"))}, tmp_path / f"a{suffix}"
     if form == "bare":
         path.write_bytes(pickle.dumps(harm))
     else:
@@ -429,15 +415,18 @@ def test_public_weights_that_would_run_something(tmp_path, form, suffix):
     assert not (tmp_path / "harm").exists()
 
 
-def test_a_cifar_batch_that_would_run_something(tmp_path):
-    content = pickle.dumps({b"data": _Harm(tmp_path / "harm"), b"labels": []}, 2)
-    with pytest.raises(InputError, match="nothing in it was executed"):
-        read_python_batch(content, "batch", records=RECORDS)
-    assert not (tmp_path / "harm").exists()
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_cifar_batch_that_would_run_something(tmp_path, protocol):
+    trace = tmp_path / "harm"
+    for call, argument in ((os.system, f"touch {trace}"), (eval, f"open({str(trace)!r}, 'w')"), (Path.touch, trace)):
+        for content in (_Harm(call, argument), {b"data": _Harm(call, argument), b"labels": [0] * RECORDS}):
+            with pytest.raises(InputError, match="nothing in it was executed"):
+                read_python_batch(pickle.dumps(content, protocol), "batch", records=RECORDS)
+    assert not trace.exists()
 
 
 def test_an_array_of_objects_is_never_unpickled(tmp_path):
-    np.savez(tmp_path / "a.npz", images=np.array([_Harm(tmp_path / "harm")]), labels=np.array([0]))
+    np.savez(tmp_path / "a.npz", images=np.array([_Harm(os.mkdir, str(tmp_path / "harm"))]), labels=np.array([0]))
     with pytest.raises(InputError, match="holds Python objects"):
         read_npz(tmp_path / "a.npz", "train")
     assert not (tmp_path / "harm").exists()
