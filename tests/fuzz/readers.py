@@ -228,51 +228,76 @@ def _shown(name: str, whole: Path) -> Reader:
     return Reader(((whole / SHOWN[name]).read_bytes(),), "content", read)
 
 
-def readers(folder: Path) -> dict[str, Reader]:
-    """By name; ``folder`` is for files that must be on disk to be made."""
-    recipes = tuple(to_toml(recipe.config).encode() for recipe in list(all_recipes().values())[::9])
-    state = dict(network().state_dict())
-    ours, theirs = checkpoint_bytes(folder), public(folder, {"state_dict": state, "epoch": 3})
-    images, labels = npy(digits()), npy(np.arange(IMAGES) % 3)
-    tars = (tar_of({"a/test_batch.bin": binary_batch()}), tar_of({"a/test_batch": python_batch()}))
-    pictures = (picture("PNG"), picture("JPEG"), picture("BMP"), picture("WEBP"), picture("TIFF"), picture("PPM"))
-    squeezed = (picture("TIFF", compression="tiff_lzw"), picture("TIFF", compression="tiff_adobe_deflate"))
-    return {
-        "idx": Reader((idx_images(), idx_labels()), "a-idx3-ubyte", read_images),
-        "idx labels": Reader((idx_labels(), idx_images()), "a-idx1-ubyte", read_labels),
-        "idx.gz": Reader((gzip.compress(idx_images()),), "a-idx3-ubyte.gz", read_images),
-        "idx.gz, inside": Reader((idx_images(), idx_labels()), "a-idx3-ubyte.gz", read_images, gzip.compress),
-        "cifar binary": Reader((binary_batch(),), "test_batch.bin", _cifar),
-        "cifar python": Reader((python_batch(),), "test_batch", _cifar),
-        "cifar pickle": Reader((python_batch(),), "batch", _python_batch),
-        "cifar tar.gz": Reader(tuple(map(gzip.compress, tars)), "a.tar.gz", _cifar),
-        "cifar tar.gz, inside": Reader(tars, "a.tar.gz", _cifar, lambda content: gzip.compress(content, 1)),
-        "npz": Reader((npz(), npz(np.savez_compressed), npz(prefix="train_"), npz(images=photos())), "a.npz", _npz),
-        "npz, images inside": Reader(
-            (images, npy(photos())),
-            "a.npz",
-            _npz,
-            lambda content: zip_of({"images.npy": content, "labels.npy": labels}),
-        ),
-        "npz, labels inside": Reader(
-            (labels, images), "a.npz", _npz, lambda content: zip_of({"images.npy": images, "labels.npy": content})
-        ),
-        "image folder": Reader(pictures + squeezed, "1.png", _image_folder),
-        "run configuration": Reader(recipes, "a.toml", read_toml),
-        "checkpoint": Reader((ours,), "a.safetensors", _restored, sealed=True),
-        "checkpoint, checksum made to fit": Reader((ours,), "a.safetensors", _restored, sealed_again),
-        "public .pt": Reader((theirs, public(folder, state)), "a.pt", _judgeable),
-        "public .pt, pickle inside": Reader((pickle_in(theirs),), "a.pt", _judgeable, repickled(theirs)),
-        "public .pt, old form": Reader(
-            (public(folder, state, _use_new_zipfile_serialization=False),), "a.pt", _judgeable
-        ),
-        "public .safetensors": Reader((save(state),), "a.safetensors", _judgeable),
-        **{f"report, {name}": _shown(name, shown_folder(folder / "shown")) for name in SHOWN},
-        "report, gallery inside": replace(
-            _shown("gallery", shown_folder(folder / "shown")), files=(npy(digits()[:1, None, :4, :4]),), pack=gallery
-        ),
-    }
-
-
 def _python_batch(path: Path) -> object:
     return read_python_batch(path.read_bytes(), str(path), records=RECORDS)
+
+
+def _recipes() -> tuple[bytes, ...]:
+    return tuple(to_toml(recipe.config).encode() for recipe in list(all_recipes().values())[::9])
+
+
+def _tars() -> tuple[bytes, ...]:
+    return tar_of({"a/test_batch.bin": binary_batch()}), tar_of({"a/test_batch": python_batch()})
+
+
+def _pictures() -> tuple[bytes, ...]:
+    squeezed = (picture("TIFF", compression="tiff_lzw"), picture("TIFF", compression="tiff_adobe_deflate"))
+    return (*(picture(form) for form in ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM")), *squeezed)
+
+
+def _arrays(changed: str) -> Reader:
+    """An .npz of which one array is changed inside."""
+    arrays = {"images.npy": npy(digits()), "labels.npy": npy(np.arange(IMAGES) % 3)}
+    others = {"images.npy": npy(photos()), "labels.npy": arrays["images.npy"]}
+    return Reader(
+        (arrays[changed], others[changed]), "a.npz", _npz, lambda content: zip_of(arrays | {changed: content})
+    )
+
+
+def _public(folder: Path, **options: object) -> bytes:
+    return public(folder, {"state_dict": dict(network().state_dict()), "epoch": 3}, **options)
+
+
+def _pickle_inside(folder: Path) -> Reader:
+    whole = _public(folder)
+    return Reader((pickle_in(whole),), "a.pt", _judgeable, repickled(whole))
+
+
+def _gallery_inside(folder: Path) -> Reader:
+    files = (npy(digits()[:1, None, :4, :4]),)
+    return replace(_shown("gallery", shown_folder(folder / "shown")), files=files, pack=gallery)
+
+
+READERS: dict[str, Callable[[Path], Reader]] = {
+    "idx": lambda _: Reader((idx_images(), idx_labels()), "a-idx3-ubyte", read_images),
+    "idx labels": lambda _: Reader((idx_labels(), idx_images()), "a-idx1-ubyte", read_labels),
+    "idx.gz": lambda _: Reader((gzip.compress(idx_images()),), "a-idx3-ubyte.gz", read_images),
+    "idx.gz, inside": lambda _: Reader((idx_images(), idx_labels()), "a-idx3-ubyte.gz", read_images, gzip.compress),
+    "cifar binary": lambda _: Reader((binary_batch(),), "test_batch.bin", _cifar),
+    "cifar python": lambda _: Reader((python_batch(),), "test_batch", _cifar),
+    "cifar pickle": lambda _: Reader((python_batch(),), "batch", _python_batch),
+    "cifar tar.gz": lambda _: Reader(tuple(map(gzip.compress, _tars())), "a.tar.gz", _cifar),
+    "cifar tar.gz, inside": lambda _: Reader(_tars(), "a.tar.gz", _cifar, lambda content: gzip.compress(content, 1)),
+    "npz": lambda _: Reader(
+        (npz(), npz(np.savez_compressed), npz(prefix="train_"), npz(images=photos())), "a.npz", _npz
+    ),
+    "npz, images inside": lambda _: _arrays("images.npy"),
+    "npz, labels inside": lambda _: _arrays("labels.npy"),
+    "image folder": lambda _: Reader(_pictures(), "1.png", _image_folder),
+    "run configuration": lambda _: Reader(_recipes(), "a.toml", read_toml),
+    "checkpoint": lambda folder: Reader((checkpoint_bytes(folder),), "a.safetensors", _restored, sealed=True),
+    "checkpoint, checksum made to fit": lambda folder: Reader(
+        (checkpoint_bytes(folder),), "a.safetensors", _restored, sealed_again
+    ),
+    "public .pt": lambda folder: Reader(
+        (_public(folder), public(folder, dict(network().state_dict()))), "a.pt", _judgeable
+    ),
+    "public .pt, pickle inside": _pickle_inside,
+    "public .pt, old form": lambda folder: Reader(
+        (_public(folder, _use_new_zipfile_serialization=False),), "a.pt", _judgeable
+    ),
+    "public .safetensors": lambda _: Reader((save(dict(network().state_dict())),), "a.safetensors", _judgeable),
+    **{f"report, {name}": lambda folder, name=name: _shown(name, shown_folder(folder / "shown")) for name in SHOWN},
+    "report, gallery inside": _gallery_inside,
+}
+"""By name, given a folder for what must be on disk to be made."""

@@ -139,45 +139,12 @@ def idx_headers() -> st.SearchStrategy[bytes]:
 
 # What the official batches are written with and, now and then, an instruction that has no business there.
 _PICKLED = [
-    b"}",
-    b"(",
-    b"]",
-    b"K\x01",
-    b"M\x00\x0c",
-    b"U\x04data",
-    b"U\x06labels",
-    b"C\x02u1",
-    b"q\x00",
-    b"q\x01",
-    b"h\x00",
-    b"h\x01",
-    b"\x85",
-    b"\x86",
-    b"\x87",
-    b"t",
-    b"R",
-    b"b",
-    b"e",
-    b"a",
-    b"u",
-    b"s",
-    b"N",
-    b"\x88",
-    b"\x94",
-    b"cnumpy\nndarray\n",
-    b"cnumpy\ndtype\n",
-    b"cnumpy.core.multiarray\n_reconstruct\n",
-    b"c_codecs\nencode\n",
-    b"cos\nsystem\n",
-    b"X\x06\x00\x00\x00latin1",
-    b"\x93",
-    b"0",
-    b"2",
-    b"Q",
-    b"\x81",
-    b"T\xff\xff\xff\x7f",
-    b"\x95\xff\xff\xff\xff\xff\xff\xff\x7f",
-    b"r\xff\xff\xff\x7f",
+    *(b"} ( ] K\x01 M\x00\x0c U\x04data U\x06labels C\x02u1 q\x00 q\x01 h\x00 h\x01 X\x06\x00\x00\x00latin1").split(
+        b" "
+    ),
+    *(b"\x85 \x86 \x87 t R b e a u s N \x88 \x94 \x93 0 2 Q \x81 T\xff\xff\xff\x7f r\xff\xff\xff\x7f").split(b" "),
+    *(b"cnumpy\nndarray\n cnumpy\ndtype\n cnumpy.core.multiarray\n_reconstruct\n c_codecs\nencode\n").split(b" "),
+    *(b"X\x06\x00\x00\x00latin1 cos\nsystem\n \x95\xff\xff\xff\xff\xff\xff\xff\x7f").split(b" "),
 ]
 
 
@@ -190,16 +157,8 @@ def state_dicts() -> st.SearchStrategy[bytes]:
     """Public files with other names, shapes and kinds of values."""
     real = dict(network().state_dict())
     keys = [*real, "fc.weight", "fc.bias", "conv4.weight", "conv4.bias", "block1.layer.0.conv1.weight", "bn1.weight"]
-    keys += [
-        "layer4.0.conv1.weight",
-        "linear.weight",
-        "mu",
-        "sigma",
-        "state_dict",
-        "net",
-        "module.fcs.0.weight",
-        "fcs.2.weight",
-    ]
+    keys += ["layer4.0.conv1.weight", "linear.weight", "mu", "sigma", "state_dict", "net"]
+    keys += ["module.fcs.0.weight", "fcs.2.weight"]
     small = st.lists(st.integers(0, 9), max_size=4).map(lambda shape: torch.zeros(shape))
     odd = st.sampled_from(
         [

@@ -13,35 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutations import EDITS, mutated
-from readers import SHOWN, Reader, readers
+from readers import READERS, Reader
 from structures import structures
 
 from widemargin.errors import InputError
 
-NAMES = (
-    "idx",
-    "idx labels",
-    "idx.gz",
-    "idx.gz, inside",
-    "cifar binary",
-    "cifar python",
-    "cifar pickle",
-    "cifar tar.gz",
-    "cifar tar.gz, inside",
-    "npz",
-    "npz, images inside",
-    "npz, labels inside",
-    "image folder",
-    "run configuration",
-    "checkpoint",
-    "checkpoint, checksum made to fit",
-    "public .pt",
-    "public .pt, pickle inside",
-    "public .pt, old form",
-    "public .safetensors",
-    *(f"report, {name}" for name in SHOWN),
-    "report, gallery inside",
-)
 STRANGE = tuple(structures(Path()))
 QUICK, LONG = 20, 1000
 PAGES = 4
@@ -50,9 +26,8 @@ PAGES = 4
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, Reader]:
-    found = readers(tmp_path_factory.mktemp("real"))
-    assert tuple(found) == NAMES
-    return found
+    folder = tmp_path_factory.mktemp("real")
+    return {name: make(folder) for name, make in READERS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +42,15 @@ def tally(request):
             print("\n" + "\n".join(lines))
 
 
-def fuzz(reader: Reader, contents, tally, *, name: str, folder: Path, examples: int, again: bool) -> None:
+def fuzz(reader: Reader, contents, tally, *, name: str, folder: Path, long: bool) -> None:
+    """As many inputs as a run makes: in a long one other ones every time."""
     path = folder / reader.name
 
     @settings(
-        max_examples=examples,
+        max_examples=LONG if long else PAGES if name.startswith("report") else QUICK,
         deadline=None,
         database=None,
-        derandomize=again,
+        derandomize=not long,
         suppress_health_check=list(HealthCheck),
     )
     @given(content=contents)
@@ -89,10 +65,7 @@ def fuzz(reader: Reader, contents, tally, *, name: str, folder: Path, examples: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Pillow and pickletools, about what is odd in a file
         attempt()
-
-
-def quick(name: str) -> int:
-    return PAGES if name.startswith("report") else QUICK
+    assert not long or tally[0][name] >= LONG
 
 
 def mutations_of(reader: Reader) -> st.SearchStrategy[bytes]:
@@ -101,7 +74,7 @@ def mutations_of(reader: Reader) -> st.SearchStrategy[bytes]:
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", READERS)
 def test_the_real_files_are_read(name, made, tmp_path):
     reader = made[name]
     path = tmp_path / reader.name
@@ -109,31 +82,17 @@ def test_the_real_files_are_read(name, made, tmp_path):
     reader.read(path)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_mutated_files(name, made, tmp_path, tally):
-    reader = made[name]
-    fuzz(reader, mutations_of(reader), tally, name=name, folder=tmp_path, examples=quick(name), again=True)
+HOW_LONG = pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.long)], ids=["quick", "long"])
 
 
+@HOW_LONG
+@pytest.mark.parametrize("name", READERS)
+def test_mutated_files(name, long, made, tmp_path, tally):
+    fuzz(made[name], mutations_of(made[name]), tally, name=name, folder=tmp_path, long=long)
+
+
+@HOW_LONG
 @pytest.mark.parametrize("name", STRANGE)
-def test_strange_files(name, made, tmp_path, tally):
+def test_strange_files(name, long, made, tmp_path, tally):
     reader, make = structures(tmp_path)[name]
-    fuzz(
-        replace(made[reader], sealed=False), make(), tally, name=name, folder=tmp_path, examples=quick(name), again=True
-    )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
-def test_mutated_files_for_long(name, made, tmp_path, tally):
-    reader = made[name]
-    fuzz(reader, mutations_of(reader), tally, name=name, folder=tmp_path, examples=LONG, again=False)
-    assert tally[0][name] >= LONG
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", STRANGE)
-def test_strange_files_for_long(name, made, tmp_path, tally):
-    reader, make = structures(tmp_path)[name]
-    fuzz(replace(made[reader], sealed=False), make(), tally, name=name, folder=tmp_path, examples=LONG, again=False)
-    assert tally[0][name] >= LONG
+    fuzz(replace(made[reader], sealed=False), make(), tally, name=name, folder=tmp_path, long=long)

@@ -87,6 +87,15 @@ def test_a_safetensors_header_of_huge_size(tmp_path, length):
         load_checkpoint(path)
 
 
+def described(folder: Path, change: dict[str, object]) -> Path:
+    """A checkpoint whose description says something else, its checksum made to fit."""
+    header, body = split(checkpoint_bytes(folder))
+    table = json.loads(header["__metadata__"]["widemargin"])
+    table["config"] |= change
+    content = joined(header | {"__metadata__": {"widemargin": json.dumps(table)}}, body)
+    return written(folder, "a.safetensors", sealed_again(content))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -97,14 +106,7 @@ def test_a_safetensors_header_of_huge_size(tmp_path, length):
     ],
 )
 def test_a_description_of_a_network_far_larger_than_the_file(tmp_path, change):
-    header, body = split(checkpoint_bytes(tmp_path))
-    table = json.loads(header["__metadata__"]["widemargin"])
-    table["config"] |= change
-    path = written(
-        tmp_path,
-        "a.safetensors",
-        sealed_again(joined(header | {"__metadata__": {"widemargin": json.dumps(table)}}, body)),
-    )
+    path = described(tmp_path, change)
     with pytest.raises(InputError, match="is far larger than the weights it holds"):
         restore_model(load_checkpoint(path), source=path)
 
@@ -181,7 +183,6 @@ def test_public_weights_whose_directory_claims_more_than_there_is(tmp_path):
 
 def test_an_image_that_claims_billions_of_pixels(tmp_path):
     for name in "ab":
-        (tmp_path / name).mkdir()
         stream = io.BytesIO()
         Image.new("L", (4, 4)).save(stream, "PNG")
         content = bytearray(stream.getvalue())
@@ -197,8 +198,7 @@ def test_an_image_that_claims_billions_of_pixels(tmp_path):
 
 def test_a_pipe_among_the_images(tmp_path):
     for name in "ab":
-        (tmp_path / name).mkdir()
-        os.mkfifo(tmp_path / name / "1.png")
+        _pipe(tmp_path / name / "1.png")
     with pytest.raises(InputError, match=r"1.png is a pipe, not a file"):
         read_image_folder(tmp_path, "test")
 
@@ -300,11 +300,7 @@ def test_a_tar_header_of_nines_alone(tmp_path, monkeypatch, kind):
 def test_a_description_of_many_layers_of_almost_nothing(tmp_path, monkeypatch, model):
     """Few values, so it is the number of layers that would take minutes."""
     monkeypatch.setattr(public_weights, "_EXTRA_VALUES", 2**40)
-    header, body = split(checkpoint_bytes(tmp_path))
-    table = json.loads(header["__metadata__"]["widemargin"])
-    table["config"] |= {"model": model}
-    content = joined(header | {"__metadata__": {"widemargin": json.dumps(table)}}, body)
-    path = written(tmp_path, "a.safetensors", sealed_again(content))
+    path = described(tmp_path, {"model": model})
     with pytest.raises(InputError, match="is far larger than the weights it holds"):
         restore_model(load_checkpoint(path), source=path)
 
@@ -438,7 +434,6 @@ def test_an_array_of_objects_is_never_unpickled(tmp_path):
 def test_a_program_under_the_name_of_an_image(tmp_path, content):
     """Pillow hands PostScript to Ghostscript; it is not asked."""
     for name in "ab":
-        (tmp_path / name).mkdir()
         written(tmp_path / name, "1.png", content)
     with pytest.raises(InputError, match=r"1.png: cannot be read as an image"):
         read_image_folder(tmp_path, "test")
