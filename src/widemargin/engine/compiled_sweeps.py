@@ -61,41 +61,33 @@ class CompiledSweeps:
     def adjoints(self, tape: CompiledTape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
         """From the logits to the images; only the adjoints beside heavy operators come out."""
 
-        def trace(tensors: list[Tensor], made: list[Tensor], vectors: Tensor) -> tuple[list[Tensor], None]:
-            whole = _with_tensors(tape.layout, tensors, made)
+        def stage(whole: Tape, vectors: Tensor) -> tuple[list[Tensor], None]:
             g, adjoints = self._eager.adjoints(whole, vectors)
             return [g, *(a for a, keep in zip(adjoints, _stored(whole), strict=True) if keep)], None
 
-        key = ("adjoints", tape.key, cotangents.shape)
-        (g, *stored), _ = self._run(key, trace, self._network_tensors()[1], tape.made, cotangents)
+        (g, *stored), _ = self._run_on(tape, ("adjoints", cotangents.shape), stage, cotangents)
         return g, stored
 
     def tangents(self, tape: CompiledTape, adjoints: list[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
         """From the images to the logits."""
 
-        def trace(
-            tensors: list[Tensor], made: list[Tensor], stored: list[Tensor], vectors: Tensor
-        ) -> tuple[list[Tensor], tuple[list[str], list[int]]]:
-            whole = _with_tensors(tape.layout, tensors, made)
+        def stage(whole: Tape, stored: list[Tensor], vectors: Tensor) -> tuple[list[Tensor], Any]:
             tangent, gradients, bends = self._eager.tangents(whole, _all_adjoints(whole, stored), vectors)
             return [tangent, *gradients.values(), *bends.values()], (list(gradients), list(bends))
 
-        key = ("tangents", tape.key, v.shape)
-        (tangent, *found), (names, numbers) = self._run(key, trace, self._network_tensors()[1], tape.made, adjoints, v)
+        (tangent, *found), (names, numbers) = self._run_on(tape, ("tangents", v.shape), stage, adjoints, v)
         gradients = dict(zip(names, found[: len(names)], strict=True))
         return tangent, gradients, dict(zip(numbers, found[len(names) :], strict=True))
 
     def reverse(self, tape: CompiledTape, bends: Values) -> Gradients:
         """Backwards from the bends."""
-        numbers = list(bends)
+        numbers = tuple(bends)
 
-        def trace(tensors: list[Tensor], made: list[Tensor], vectors: list[Tensor]) -> tuple[list[Tensor], list[str]]:
-            whole = _with_tensors(tape.layout, tensors, made)
+        def stage(whole: Tape, vectors: list[Tensor]) -> tuple[list[Tensor], list[str]]:
             gradients = self._eager.reverse(whole, dict(zip(numbers, vectors, strict=True)))
             return list(gradients.values()), list(gradients)
 
-        key = ("reverse", tape.key, tuple(numbers))
-        found, names = self._run(key, trace, self._network_tensors()[1], tape.made, list(bends.values()))
+        found, names = self._run_on(tape, ("reverse", numbers), stage, list(bends.values()))
         return dict(zip(names, found, strict=True))
 
     def output(self, tape: CompiledTape) -> int:
@@ -110,6 +102,12 @@ class CompiledSweeps:
         named = dict(self._network.named_parameters()) | dict(self._network.named_buffers())
         wanted = {f"network.{name}": tensor.detach() for name, tensor in named.items()}
         return list(wanted), list(wanted.values())
+
+    def _run_on(self, tape: CompiledTape, key: Any, stage: Callable[..., Any], *inputs: Any) -> Any:
+        def trace(own: list[Tensor], made: list[Tensor], *given: Any) -> Any:
+            return stage(_with_tensors(tape.layout, own, made), *given)
+
+        return self._run((*key, tape.key), trace, self._network_tensors()[1], tape.made, *inputs)
 
     def _run(self, key: Any, trace: Callable[..., tuple[list[Tensor], Any]], *inputs: Any) -> tuple[list[Tensor], Any]:
         if key not in self._functions:

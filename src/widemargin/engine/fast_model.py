@@ -59,15 +59,12 @@ def fold_batch_norms(model: nn.Module) -> list[FoldedBatchNorm]:
     found: list[FoldedBatchNorm] = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if _is_foldable(type(child)) and cast(Any, child).running_var is not None:
+            # torch's own, or a class that says so in its own body (types.FoldableNorm)
+            foldable = type(child) in BATCH_NORMS or vars(type(child)).get("foldable_in_evaluation") is True
+            if foldable and cast(Any, child).running_var is not None:
                 found.append(FoldedBatchNorm(cast(_BatchNorm, child)))
                 setattr(parent, name, found[-1])
     return found
-
-
-def _is_foldable(kind: type[nn.Module]) -> bool:
-    """Torch's own, or a class that says so in its own body (``types.FoldableNorm``)."""
-    return kind in BATCH_NORMS or vars(kind).get("foldable_in_evaluation") is True
 
 
 @torch.no_grad()
@@ -109,12 +106,11 @@ class EvalCopy(nn.Module):
     def _share(self, mine: nn.Module, theirs: nn.Module) -> None:
         casts = self.reduced is not None and type(theirs).forward in CAST_LAYERS
         for name, parameter in theirs.named_parameters(recurse=False):
-            shared = nn.Parameter(parameter.detach(), requires_grad=False)
+            shared = parameter.detach().to(self.reduced if casts else parameter.dtype)
             if casts:
-                shared = nn.Parameter(parameter.detach().to(self.reduced), requires_grad=False)
                 self._theirs.append(parameter.detach())
-                self._ours.append(shared.detach())
-            setattr(mine, name, shared)
+                self._ours.append(shared)
+            setattr(mine, name, nn.Parameter(shared, requires_grad=False))
         for name, buffer in theirs.named_buffers(recurse=False):
             mine._buffers[name] = buffer
 

@@ -52,19 +52,13 @@ def vector_jacobian_products(
     logits: Tensor, leaf: Tensor, cotangents: Tensor, *, create_graph: bool = False, keep_graph: bool = False
 ) -> Tensor:
     """(M, B, K) cotangents -> (M, B, ...) input gradients, one batched backward pass for all M."""
-    products = _grad(logits, leaf, cotangents, create_graph, create_graph or keep_graph, len(cotangents) > 1)
-    return products.to(torch.promote_types(products.dtype, torch.float32))
 
-
-def _grad(
-    logits: Tensor, leaf: Tensor, cotangents: Tensor, create_graph: bool, keep_graph: bool, batched: bool
-) -> Tensor:
     def gradient(vectors: Tensor, *, batched: bool) -> Tensor:
         (found,) = torch.autograd.grad(
             logits,
             leaf,
             vectors,
-            retain_graph=keep_graph,
+            retain_graph=create_graph or keep_graph,
             create_graph=create_graph,
             is_grads_batched=batched,
             allow_unused=True,
@@ -74,14 +68,14 @@ def _grad(
                 "the model's logits carry no gradient to the images; a part of its forward detaches them, "
                 "or runs under torch.no_grad() or torch.inference_mode()"
             )
-        return found
+        return found.to(torch.promote_types(found.dtype, torch.float32))
 
     with torch.autocast(leaf.device.type, enabled=False):  # backward runs outside autocast, as torch recommends
-        if batched:
+        if len(cotangents) > 1:
             try:
                 return gradient(cotangents, batched=True)
             except RuntimeError:  # group norm's second derivative, for one, has no batched form
-                if not keep_graph:
+                if not (create_graph or keep_graph):
                     raise
         return torch.stack([gradient(vectors, batched=False) for vectors in cotangents])
 

@@ -115,13 +115,11 @@ class Operator:
         """Torch's own forward derivative."""
         slots = self._values[: self._slots]
 
-        def push(*vectors: Tensor) -> Tensor:
+        def push(*vectors: Tensor) -> tuple[Tensor]:
             with _one_thread_at_a_time:
-                result: Tensor = torch.func.jvp(self._of_slots, tuple(slots), vectors)[1]
-            return result
+                return (torch.func.jvp(self._of_slots, tuple(slots), vectors)[1],)
 
-        result: Tensor = _for_each(push, *tangents)
-        return result
+        return _for_each(push, *tangents)[0]
 
     def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
         """d <a, tangent> / d parameters."""
@@ -176,15 +174,13 @@ def _pullback(function: Callable[..., Tensor], values: Sequence[Tensor]) -> Call
     return pull
 
 
-def _for_each(function: Callable[..., Any], *vectors: Tensor) -> Any:
+def _for_each(function: Callable[..., tuple[Tensor, ...]], *vectors: Tensor) -> tuple[Tensor, ...]:
     """The function on each of the M vectors."""
     if len(vectors[0]) == 1:
-        result = function(*[vector[0] for vector in vectors])
-        return tuple(r.unsqueeze(0) for r in result) if isinstance(result, tuple) else result.unsqueeze(0)
+        return tuple(result.unsqueeze(0) for result in function(*[vector[0] for vector in vectors]))
     try:
-        return torch.func.vmap(function)(*vectors)
+        batched: tuple[Tensor, ...] = torch.func.vmap(function)(*vectors)
+        return batched
     except RuntimeError:  # layer norm under autocast on a CPU, for one, has no batched form
         results = [function(*each) for each in zip(*vectors, strict=True)]
-    if isinstance(results[0], tuple):
-        return tuple(torch.stack(slot) for slot in zip(*results, strict=True))
-    return torch.stack(results)
+    return tuple(torch.stack(slot) for slot in zip(*results, strict=True))

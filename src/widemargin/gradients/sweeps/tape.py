@@ -204,7 +204,7 @@ class _Recorder(TorchFunctionMode):
         name = NAMES.get(func, "")
         if not name or not all(map(self._is_known, tensors)):
             raise NotSweepable(f"{name or func} of a tensor computed from parameters, or from outside the model")
-        call = Call(name, func, args, options, self._depends, self._parameter, self._snapshot)
+        call = Call(name, func, args, options, self._depends, lambda t: self.parameters.get(id(t)), self._snapshot)
         with torch.no_grad():
             layer = layer_of(call)
             result = call.result
@@ -229,9 +229,6 @@ class _Recorder(TorchFunctionMode):
 
     def _depends(self, tensor: Any) -> bool:
         return id(tensor) in self.number
-
-    def _parameter(self, tensor: Any) -> str | None:
-        return self.parameters.get(id(tensor))
 
     def _snapshot(self, constant: Tensor) -> Tensor:
         """Weights as they are: autograd notices when they change. Of anything else a copy."""
