@@ -62,11 +62,6 @@ def is_first_process() -> bool:
     return env_number("RANK", 0) == 0
 
 
-def is_first_on_machine() -> bool:
-    """Whether this process is the first on its machine."""
-    return env_number("LOCAL_RANK", 0) == 0
-
-
 def check_single_process(command: str, instead: str) -> None:
     """Refuse where torchrun started several processes; ``instead`` says what to do."""
     count = env_number("WORLD_SIZE", 1)
@@ -128,8 +123,10 @@ class Processes:
             refusal = str(error)
         refusals: list[str | None] = [None] * self.count
         dist.all_gather_object(refusals, refusal)
-        if (common := _common_refusal(refusals)) is not None:
-            raise InputError(common)
+        rank, first = next(((rank, words) for rank, words in enumerate(refusals) if words is not None), (0, None))
+        if first is not None:
+            alike = all(words == first for words in refusals)
+            raise InputError(first if alike else f"{first} (said by process {rank} of {self.count})")
 
     def on_first(self, work: Callable[[], Piece]) -> Piece:
         """What the first process makes, in every process; what it is refused, all are."""
@@ -142,19 +139,12 @@ class Processes:
         made: list[Piece] = []
         for rest in (False, True) if self.count > 1 else (True,):
             with self.sync_errors():
-                if not made and (is_first_on_machine() or rest):
+                if not made and (rest or env_number("LOCAL_RANK", 0) == 0):
                     made.append(work())
         return made[0]
 
 
 SINGLE_PROCESS = Processes()
-
-
-def _common_refusal(refusals: list[str | None]) -> str | None:
-    """The first refusal, with its process where the others did not say the same."""
-    rank, refusal = next(((rank, words) for rank, words in enumerate(refusals) if words is not None), (0, None))
-    alike = all(words == refusal for words in refusals)
-    return refusal if alike else f"{refusal} (said by process {rank} of {len(refusals)})"
 
 
 @contextmanager
@@ -185,7 +175,8 @@ def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
         return
     begun = dist.is_initialized()
     if not begun:
-        connect(_backend(device), patience=TRAINING_PATIENCE)
+        on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+        connect("cpu:gloo,cuda:nccl" if on_gpu else "gloo", patience=TRAINING_PATIENCE)
     group = Processes(rank=dist.get_rank(), count=count)
     with group.sync_errors():
         chosen = choose_device(_own_device(device))
@@ -201,11 +192,6 @@ def training_processes(device: str) -> Iterator[tuple[Processes, torch.device]]:
         raise
     if not begun:  # after an error others may wait for us and never answer: this process ends, torchrun ends them
         dist.destroy_process_group()
-
-
-def _backend(device: str) -> str:
-    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    return "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
 
 
 def _own_device(device: str) -> str:

@@ -157,7 +157,8 @@ def reduce_gradients(nets: Nets) -> None:
 def _reduce(parameters: Sequence[nn.Parameter]) -> None:
     """One message: every gradient, zeros for a missing one, and for each parameter whether there was one."""
     present = parameters[0].new_tensor([parameter.grad is not None for parameter in parameters])
-    flat = torch.cat([*(_flat_gradient(parameter) for parameter in parameters), present])
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in parameters]
+    flat = torch.cat([*(gradient.flatten() for gradient in gradients), present])
     dist.all_reduce(flat)
     *sums, holders = flat.split([*(parameter.numel() for parameter in parameters), len(parameters)])
     for number, (parameter, total) in enumerate(zip(parameters, sums, strict=True)):
@@ -165,11 +166,6 @@ def _reduce(parameters: Sequence[nn.Parameter]) -> None:
             parameter.grad.copy_(total.view_as(parameter))
         elif float(holders[number]) > 0:
             parameter.grad = total.view_as(parameter).clone()
-
-
-def _flat_gradient(parameter: nn.Parameter) -> Tensor:
-    gradient = parameter.grad
-    return torch.zeros_like(parameter).flatten() if gradient is None else gradient.detach().flatten()
 
 
 @torch.no_grad()

@@ -88,14 +88,6 @@ def judgment_of(config: RunConfig, name: str) -> Judgment:
     return _JUDGMENTS[name](config, plan)
 
 
-def _autoattack(_config: RunConfig, plan: EvaluationConfig) -> Judgment:
-    return Judgment(attacks=("clean", "autoattack"), eps=plan.eps, norm=plan.norm)
-
-
-def _distance(_config: RunConfig, _plan: EvaluationConfig) -> Judgment:
-    return Judgment(attacks=("clean",), eps=1.0, norm="l2", limit=FIRST, distance=True)
-
-
 def _over_eps(config: RunConfig, plan: EvaluationConfig) -> Judgment:
     if plan.norm != "linf" or plan.eps not in RADII:
         known = " or ".join(f"{eps:g}" for eps in RADII)
@@ -117,8 +109,8 @@ def _described(config: RunConfig, plan: EvaluationConfig) -> str:
 
 
 _JUDGMENTS: dict[str, Callable[[RunConfig, EvaluationConfig], Judgment]] = {
-    "autoattack": _autoattack,
-    "distance": _distance,
+    "autoattack": lambda _, plan: Judgment(attacks=("clean", "autoattack"), eps=plan.eps, norm=plan.norm),
+    "distance": lambda *_: Judgment(attacks=("clean",), eps=1.0, norm="l2", limit=FIRST, distance=True),
     "eps": _over_eps,
     "autoattack-8-255": _autoattack_8_255,
 }
@@ -129,8 +121,11 @@ JUDGMENTS = tuple(_JUDGMENTS)
 def perform(task: Task, resources: Resources, *, max_seconds: float, console: Console) -> None:
     """Do it, or as much of it as the time allows."""
     job, device = task.job, choose_device(resources.device)
-    if task.judgment is not None:
-        _judge_further(job, task.judgment, data_dir=resources.data_dir, device=device)
+    if task.judgment is not None:  # a finished job once more; the evaluation is in the folder of that name
+        data, judgment = job.config.data, judgment_of(job.row.recipe.config, task.judgment)
+        target = load_target(job.folder / RUN)
+        test = load(data.name, "test", data_dir=resources.data_dir, limit=data.test_limit).to(device)
+        _evaluated(job, task.judgment, judgment, target.model.to(device), test, target)
         return
     config = job.trained_config
     splits = load_splits(config.data, seed=config.seed, data_dir=resources.data_dir, device=device)
@@ -230,9 +225,6 @@ def _evaluated(
     model: nn.Module,
     test: ImageSet,
     target: Target,
-    *,
-    limit: int | None = None,
-    distance: bool = False,
 ) -> Report:
     """The evaluation in that folder of the job; an interrupted one goes on."""
     device = next(model.parameters()).device
@@ -248,8 +240,8 @@ def _evaluated(
         job.folder / folder,
         shard_size=size or SHARD_SIZE,
         batch_size=size or BATCH_SIZE,
-        distance=distance,
-        limit=limit,
+        distance=isinstance(plan, Judgment) and plan.distance,
+        limit=plan.limit if isinstance(plan, Judgment) else None,
         max_steps=ATTACK_STEPS if job.quick else None,
         sanity=not job.quick,
         search=search_for(job.config, plan.attacks) if has_tf32(device) else "float32",
@@ -273,13 +265,3 @@ def search_for(config: RunConfig, attacks: Sequence[str]) -> str:
     """Whether the attacks search with TF32, where there is TF32."""
     wanted = facts_of(config.model).tf32_search
     return "tf32" if wanted == "always" or (wanted == "autoattack" and AUTOATTACK in attacks) else "float32"
-
-
-def _judge_further(job: Job, name: str, *, data_dir: str | None, device: torch.device) -> None:
-    """Judge a finished job once more; the evaluation is in the folder of that name."""
-    data = job.config.data
-    plan = judgment_of(job.row.recipe.config, name)
-    target = load_target(job.folder / RUN)
-    test = load(data.name, "test", data_dir=data_dir, limit=data.test_limit).to(device)
-    model = target.model.to(device)
-    _evaluated(job, name, plan, model, test, target, limit=plan.limit, distance=plan.distance)

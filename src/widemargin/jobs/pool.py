@@ -62,6 +62,8 @@ class Worker:
         self._writable = True
         """Whether every line could be written."""
         self._asked: float | None = None
+        # long lines are not wrapped; the processes do not fight for the cores, unless the user has said how many
+        environment = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"} | dict(os.environ) | {"COLUMNS": "200"}
         self._process = subprocess.Popen(
             [sys.executable, *PROGRAM, description],
             stdin=subprocess.PIPE,
@@ -70,7 +72,7 @@ class Worker:
             text=True,
             encoding="utf-8",
             errors="replace",
-            env=_environment(threads),
+            env=environment,
             start_new_session=True,  # Ctrl-C reaches the parent alone, which asks each process once
         )
         self._reader = threading.Thread(target=self._read, args=(say,), daemon=True)
@@ -107,14 +109,13 @@ class Worker:
 
     def failure(self) -> Failure | None:
         """Of a process that ended; None where its task is done, or stopped as it was asked to."""
-        asked_for = self._asked is not None and self._process.returncode in (-signal.SIGTERM, -signal.SIGKILL, 0)
-        return None if self.task.done or asked_for else Failure(self.task.label, self._why())
-
-    def _why(self) -> str:
         code = self._process.returncode
+        if self.task.done or (self._asked is not None and code in (-signal.SIGTERM, -signal.SIGKILL, 0)):
+            return None
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        return self._last if self._last and code else f"ended with exit code {code}, without a result"
+            return Failure(self.task.label, f"killed by {signal.Signals(-code).name}")
+        last = self._last if code else ""
+        return Failure(self.task.label, last or f"ended with exit code {code}, without a result")
 
     def _read(self, say: Say) -> None:
         for line in self._process.stdout or ():
@@ -134,11 +135,6 @@ class Worker:
             if self._writable:
                 self._writable = False
                 say(f"{self.task.label}: lines are missing in {path}: {error.strerror or error}")
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """Long lines are not wrapped; the processes do not fight for the cores, unless the user has said how many."""
-    return {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"} | dict(os.environ) | {"COLUMNS": "200"}
 
 
 def run_in_turn(tasks: Sequence[Task], resources: Resources, *, deadline: float, console: Console) -> None:
@@ -238,13 +234,6 @@ def describe(task: Task, *, resources: Resources, out: Path) -> str:
     return json.dumps(described | {"judgment": task.judgment, "out": str(out)} | asdict(resources))
 
 
-def _described(found: dict[str, Any]) -> Task:
-    table = find_table(found["table"])
-    (row,) = choose_rows(table, [found["row"]])
-    (job,) = jobs(table, [row], [found["seed"]], Path(found["out"]), is_quick=found["quick"])
-    return Task(job, found["judgment"])
-
-
 def _follow_parent() -> None:
     """Wait for the end of the parent, which never writes."""
     while os.read(0, 1):
@@ -262,7 +251,11 @@ def main(text: str) -> int:
     found = json.loads(text)
     resources = Resources(**{field.name: found[field.name] for field in fields(Resources)})
     try:
-        perform(_described(found), resources, max_seconds=math.inf, console=console_for(stderr=True))
+        table = find_table(found["table"])
+        (row,) = choose_rows(table, [found["row"]])
+        (job,) = jobs(table, [row], [found["seed"]], Path(found["out"]), is_quick=found["quick"])
+        task = Task(job, found["judgment"])
+        perform(task, resources, max_seconds=math.inf, console=console_for(stderr=True))
     except InputError as error:
         sys.stderr.write(one_line(str(error)) + "\n")
         return REFUSED

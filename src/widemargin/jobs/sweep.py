@@ -102,6 +102,7 @@ RunPoint = Callable[[RunConfig, Path], dict[str, Any]]
 """Runs one point; its results hold at least a ``score``."""
 
 READY, POINT, GRID, FAILED = "every point enqueued", "fixed_params", "grid", "failed"
+TAKEN = TrialState.COMPLETE, TrialState.RUNNING
 POLL_SECONDS = 1.0
 MAX_RETRY = 10
 
@@ -170,7 +171,7 @@ def _take_point(study: optuna.Study, sweep: Sweep, run_point: RunPoint) -> None:
 def _begin_heartbeats(study: optuna.Study, seen: set[int]) -> None:
     """Once for each running trial: one whose worker died before its first heartbeat would never count as stale."""
     storage = study._storage
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+    for trial in _trials(study, TrialState.RUNNING):
         if trial._trial_id not in seen and isinstance(storage, BaseHeartbeat):
             seen.add(trial._trial_id)
             storage.record_heartbeat(trial._trial_id)
@@ -193,8 +194,9 @@ def _join(sweep: Sweep, points: list[Point]) -> optuna.Study:
             f"the study {sweep.config.name!r} in this storage is of another grid or configuration; "
             "use another --storage (or --out), or the same --grid and --set"
         )
-    for point in _not_taken(study, points):
-        study.enqueue_trial(point)
+    for point in points:  # failed and interrupted ones
+        if not _trials(study, *TAKEN, TrialState.WAITING, point=point):
+            study.enqueue_trial(point)
     return study
 
 
@@ -238,7 +240,7 @@ def _run_trial(trial: optuna.Trial, sweep: Sweep, run_point: RunPoint) -> float:
     if POINT not in trials[trial.number].system_attrs:  # another worker took the last waiting point first
         raise optuna.TrialPruned("no point was waiting")
     point = {path: str(trial.suggest_categorical(path, list(values))) for path, values in sweep.grid.items()}
-    if any(_same(other, point) and other.number < trial.number for other in _taken(trial.study)):
+    if any(other.number < trial.number for other in _trials(trial.study, *TAKEN, point=point)):
         raise optuna.TrialPruned("this point is done or under way elsewhere")
     try:
         results = run_point(sweep.configure(point), sweep.folder(point))
@@ -249,35 +251,24 @@ def _run_trial(trial: optuna.Trial, sweep: Sweep, run_point: RunPoint) -> float:
     return float(results["score"])
 
 
-def _taken(study: optuna.Study) -> list[FrozenTrial]:
-    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
-
-
-def _not_taken(study: optuna.Study, points: list[Point]) -> list[Point]:
-    """The points that nobody has done, does or will do: failed or interrupted ones."""
-    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-    return [point for point in points if not any(_same(trial, point) for trial in [*_taken(study), *waiting])]
-
-
-def _same(trial: FrozenTrial, point: Point) -> bool:
-    return bool(trial.system_attrs.get(POINT) == point)
+def _trials(study: optuna.Study, *states: TrialState, point: Point | None = None) -> list[FrozenTrial]:
+    """Those in one of these states, of all points or of one."""
+    found = study.get_trials(deepcopy=False, states=states)
+    return [trial for trial in found if point is None or trial.system_attrs.get(POINT) == point]
 
 
 def failures(study: optuna.Study, points: list[Point]) -> list[tuple[str, str]]:
-    """(point, why) of every point that is not done, in words."""
-    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-    left = [point for point in points if not any(_same(trial, point) for trial in done)]
-    return [(words(point), _why([trial for trial in failed if _same(trial, point)])) for point in left]
-
-
-def _why(failed: list[FrozenTrial]) -> str:
-    """What the last of the tries that said something said."""
-    reasons = [str(trial.user_attrs[FAILED]) for trial in failed if FAILED in trial.user_attrs]
-    return reasons[-1] if reasons else "interrupted"
+    """(point, why) of every point that is not done, in words: what the last try that said something said."""
+    told = []
+    for point in points:
+        if not _trials(study, TrialState.COMPLETE, point=point):
+            attributes = [trial.user_attrs for trial in _trials(study, TrialState.FAIL, point=point)]
+            reasons = [str(found[FAILED]) for found in attributes if FAILED in found]
+            told.append((words(point), reasons[-1] if reasons else "interrupted"))
+    return told
 
 
 def results(study: optuna.Study) -> list[tuple[Point, dict[str, Any]]]:
     """(point, results) of every point that is done."""
-    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    done = _trials(study, TrialState.COMPLETE)
     return [(dict(trial.params), dict(trial.user_attrs["results"])) for trial in done]

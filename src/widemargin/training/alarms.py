@@ -17,6 +17,7 @@ from widemargin.types import Alarm
 CATASTROPHIC_OVERFITTING = "catastrophic-overfitting"
 ROBUST_OVERFITTING = "robust-overfitting"
 _STILL = "-still"
+"""What follows a penalty's name in the name of its alarm."""
 Lines = Sequence[Mapping[str, Any]]
 """Of ``metrics.jsonl``, one for each epoch."""
 
@@ -54,11 +55,6 @@ _MEANINGS = {
         "earlier",
     ),
 }
-
-
-def standing_still(penalty: str) -> str:
-    """The name of the alarm of a penalty that stands still."""
-    return f"{penalty}{_STILL}"
 
 
 def meaning_of(name: str) -> Meaning:
@@ -131,7 +127,7 @@ def _still(lines: Lines, name: str) -> Alarm | None:
     if not zero and (_change(values) >= STILL or _change([line["loss"] for line in recent]) < MOVES):
         return None
     how = "has been zero" if zero else f"has stayed at {values[-1]:.3g}, within {STILL:.1%},"
-    return _alarm(standing_still(name), f"the {name} penalty {how} for {LASTING} epochs")
+    return _alarm(f"{name}{_STILL}", f"the {name} penalty {how} for {LASTING} epochs")
 
 
 def _alarm(name: str, message: str) -> Alarm:

@@ -55,11 +55,6 @@ class RunContext:
     group: Processes = SINGLE_PROCESS
 
     @property
-    def signaled(self) -> bool:
-        """Whether a signal asked to stop, in some process."""
-        return self.group.any(self.stop.received is not None)
-
-    @property
     def must_stop(self) -> bool:
         """Whether to stop at the next step boundary: the time is over or a signal asked for it, in some process."""
         return self.group.any(time.monotonic() >= self.deadline or self.stop.received is not None)

@@ -1,7 +1,6 @@
 """What a person sees while a run goes on: a bar with loss, speed and time left, and a line per epoch."""
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -33,9 +32,7 @@ class TrainingDisplay:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     @property

@@ -85,8 +85,10 @@ def claim_folder(out: Path, config: RunConfig) -> Iterator[None]:
             _claim(out, config)
             yield
         except InputError:
-            if not begun:
-                _remove_claim(out, existed=existed)
+            if not begun and {path.name for path in out.iterdir()} <= {CONFIG}:
+                (out / CONFIG).unlink(missing_ok=True)
+                if not existed:
+                    out.rmdir()
             raise
 
 
@@ -106,13 +108,6 @@ def _claim(out: Path, config: RunConfig) -> None:
     else:
         config.check_watched()
         write_text_atomic(path, to_toml(config))
-
-
-def _remove_claim(out: Path, *, existed: bool) -> None:
-    if {path.name for path in out.iterdir()} <= {CONFIG}:
-        (out / CONFIG).unlink(missing_ok=True)
-        if not existed:
-            out.rmdir()
 
 
 def read_metrics(folder: Path) -> list[Line]:

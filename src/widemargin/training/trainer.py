@@ -222,7 +222,7 @@ def train_epoch(state: TrainState, run: RunContext, display: TrainingDisplay) ->
             refuse_not_finite(state, run, wait=run.group.count == 1)  # each process has a clock of its own
             if display.shown:  # the loss waits for the device
                 display.show(loss=mean_loss(state), images_per_second=images / (shown - began))
-        if run.must_stop and (state.step < steps or run.signaled):
+        if run.must_stop and (state.step < steps or run.group.any(run.stop.received is not None)):
             _save_in_mid_epoch(state, run)
             return
         if every is not None and state.step < steps and state.step % every == 0:

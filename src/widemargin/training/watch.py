@@ -69,8 +69,8 @@ def _accuracies(
 def _margins(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], split: str, group: Processes) -> Metrics:
     """Of this process's batches and those of the others."""
     with group.sync_errors():
-        mine = _by_batch(model, batches)
-    margins, correct = zip(*group.all_gather(dict(zip(_numbers(group), mine, strict=False))).values(), strict=True)
+        numbered = dict(zip(count(group.rank, group.count), _by_batch(model, batches), strict=False))
+    margins, correct = zip(*group.all_gather(numbered).values(), strict=True)
     summary = MeasuredMargins(torch.cat(margins), torch.cat(correct)).over_correct()
     named = {"mean": summary.mean, "std": summary.std}
     return {f"{split}_margin_{name}": value for name, value in named.items() if value is not None}
@@ -87,16 +87,11 @@ def _by_batch(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> lis
     return list(zip(measured.margins.split(sizes), measured.correct.split(sizes), strict=True))
 
 
-def _numbers(group: Processes) -> Iterator[int]:
-    """The numbers of this process's batches."""
-    return count(group.rank, group.count)
-
-
 def first_samples(
     batches: Iterator[tuple[Tensor, Tensor]], samples: int | None, size: int, group: Processes = SINGLE_PROCESS
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """This process's batches of that size until so many samples have come in all of them; every batch for None."""
-    for number in _numbers(group):
+    for number in count(group.rank, group.count):
         left = None if samples is None else samples - number * size
         if left is not None and left <= 0:
             return
