@@ -21,7 +21,7 @@ import torch
 from paper.tree import AUTOATTACK, AUTOATTACK_8_255, DISTANCE, EPS, EVALUATION, MARGINS, ROWS, job_folder
 from widemargin.config.checkpoint import CONFIG, METRICS
 from widemargin.core.files import make_folder, write_text_atomic
-from widemargin.core.records import Fields, read_json, read_lines, read_text
+from widemargin.core.records import Fields, Lines, read_json, read_text
 from widemargin.errors import InputError
 from widemargin.evaluation.examples import EXAMPLES, Examples, read_examples
 from widemargin.evaluation.folder import DIGESTS, REPORT
@@ -153,8 +153,8 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _kept_files(job: FoundJob) -> dict[str, str]:
-    lines, cut_off = read_lines(job.folder / RUN / METRICS)
-    if cut_off:
+    lines = [*(read := Lines(job.folder / RUN / METRICS))]
+    if read.cut_off:
         raise InputError(f"{job.folder / 'run' / METRICS} is cut off, but the job is finished; was it damaged?")
     tables = {
         RESULT: {key: value for key, value in job.result.values.items() if key not in LEFT_OUT},

@@ -38,7 +38,6 @@ class Attack(Protocol):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Return x_adv with the shape of x."""
-        ...
 
 
 class Regularizer(Protocol):
@@ -48,13 +47,11 @@ class Regularizer(Protocol):
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Return the penalty of each sample, with its graph."""
-        ...
 
     def value(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Return the penalty of each sample without a graph, for logging."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -89,19 +86,16 @@ class Objective(Protocol):
     @property
     def attacks(self) -> bool:
         """Whether it makes adversarial images (a penalty may then be taken at them)."""
-        ...
 
     def perturb(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
     ) -> Tensor | None:
         """The adversarial images it would train on in this epoch, or None."""
-        ...
 
     def __call__(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
     ) -> Outcome:
         """Return the loss of each sample."""
-        ...
 
 
 @runtime_checkable
@@ -116,11 +110,9 @@ class Head(Protocol):
 
     def __call__(self, features: Tensor, /) -> Tensor:
         """The logits (B, K) of these features; no labels."""
-        ...
 
     def training_logits(self, features: Tensor, logits: Tensor, y: Tensor) -> Tensor:
         """The logits (B, K) for the cross-entropy of training; ``logits`` is ``head(features)``."""
-        ...
 
 
 MakeHead = Callable[[int, int], nn.Module]
@@ -149,7 +141,6 @@ class HeadedModel(Protocol):
 
     def features(self, x: Tensor) -> Tensor:
         """What the head takes (B, d)."""
-        ...
 
 
 @runtime_checkable
@@ -161,7 +152,6 @@ class HasPhases(Protocol):
 
     def phase(self, epoch: int) -> Hashable:
         """Equal for epochs whose steps are the same but for their numbers."""
-        ...
 
 
 @runtime_checkable
@@ -170,7 +160,6 @@ class AfterStep(Protocol):
 
     def after_step(self) -> None:
         """Called after the update."""
-        ...
 
 
 @runtime_checkable
@@ -179,7 +168,6 @@ class AfterAverage(Protocol):
 
     def after_average(self) -> None:
         """Called when the weights were averaged or drawn: restore the constraint."""
-        ...
 
 
 class Sweeps(Protocol):
@@ -191,29 +179,23 @@ class Sweeps(Protocol):
 
     def record(self, x: Tensor, *, keep_activations: bool) -> tuple[Tensor, Any]:
         """(logits, tape)."""
-        ...
 
     def adjoints(self, tape: Any, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(g = J^T c, the adjoints of every operator)."""
-        ...
 
     def tangents(
         self, tape: Any, adjoints: list[Tensor], v: Tensor
     ) -> tuple[Tensor, dict[str, Tensor], dict[int, Tensor]]:
         """(J v, the gradients of <c, J v> at fixed activations, bends)."""
-        ...
 
     def reverse(self, tape: Any, bends: dict[int, Tensor]) -> dict[str, Tensor]:
         """The gradients through the activations."""
-        ...
 
     def output(self, tape: Any) -> int:
         """The number of the logits."""
-        ...
 
     def reads(self, tape: Any) -> frozenset[str]:
         """The names of the parameters that the tape reads."""
-        ...
 
 
 @runtime_checkable
@@ -222,11 +204,9 @@ class HasSweeps(Protocol):
 
     def penalty_stages(self) -> Sweeps:
         """The sweeps, with weights and statistics as they are now."""
-        ...
 
     def note_double_backward(self, owner: str, reason: str) -> None:
         """Told when the penalty ``owner`` cannot sweep the model and differentiates twice instead."""
-        ...
 
 
 class FoldableNorm(Protocol):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from oracles import images, troublesome_net
-from widemargin.core.modes import copied_buffers, evaluating, frozen, in_mode, with_buffers
+from widemargin.core.modes import copied_buffers, evaluating, frozen, in_mode, with_values
 
 
 def mixed() -> nn.Module:
@@ -72,7 +72,7 @@ def test_buffers_of_an_earlier_moment() -> None:
     model.train()(x + 3)
     own = dict(model.named_buffers())
     values = {name: buffer.clone() for name, buffer in own.items()}
-    with with_buffers(earlier):
+    with with_values(earlier):
         assert torch.equal(model.eval()(x), expected)
     assert not torch.equal(model(x), expected)
     for name, buffer in model.named_buffers():

@@ -17,7 +17,7 @@ from widemargin.core import randomness
 from widemargin.core.checks import choice
 from widemargin.core.device import choose_device
 from widemargin.core.files import make_folder
-from widemargin.core.modes import copied_buffers, with_buffers
+from widemargin.core.modes import copied_buffers, with_values
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.data.batches import in_order
 from widemargin.data.datasets import load
@@ -121,7 +121,7 @@ def _points(data: ImageSet, perturb: Perturb | None, model: nn.Module) -> Iterat
         if perturb is None:
             yield x, y
             continue
-        with with_buffers(copied_buffers(model)):
+        with with_values(copied_buffers(model)):
             x_adv = perturb(x, y, randomness.derived(0, "margins", number))
         yield (x if x_adv is None else x_adv), y
 

@@ -84,11 +84,7 @@ class Checkpoint:
 
 def software_versions() -> dict[str, str]:
     """The versions that made a number."""
-    return {
-        "widemargin": own_version(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    return {"widemargin": own_version(), "torch": torch.__version__, "python": platform.python_version()}
 
 
 class DamagedError(InputError):
@@ -120,20 +116,19 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, previous: Path | None = 
             for piece in pieces:
                 stream.write(piece)
 
+    def read_back(partial: Path) -> None:
+        drop_cached(partial)
+        try:
+            check_whole(partial)
+        except DamagedError as error:
+            raise OSError(f"what was read back is not what was written ({error.reason})") from None
+
     keep = None
     if previous is not None:
         with suppress(InputError):
             load_description(path)
             keep = previous
-    write_atomic(path, write, verify=_read_back, keep=keep)
-
-
-def _read_back(partial: Path) -> None:
-    drop_cached(partial)
-    try:
-        check_whole(partial)
-    except DamagedError as error:
-        raise OSError(f"what was read back is not what was written ({error.reason})") from None
+    write_atomic(path, write, verify=read_back, keep=keep)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -175,7 +170,10 @@ def _parsed(path: Path, header: Mapping[str, str] | None, *, sealed: bool) -> De
             raise ValueError("its checksum cannot be read")
         other = other_version(table, sealed=sealed)
         if other is None:
-            return read_description(table)
+            for name, is_valid in _FIELD_CHECKS.items():
+                if name in table and not is_valid(table[name]):
+                    raise ValueError(f"its {name} is {str(table[name])[:80]!r}")
+            return Description(**(table | {"image_shape": tuple(table["image_shape"])}))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = f"it holds weights but no widemargin description; it was not written by widemargin ({error})"
         raise DamagedError(path, reason) from None
@@ -237,14 +235,6 @@ def other_version(table: Mapping[str, Any], *, sealed: bool) -> str | None:
     )
 
 
-def read_description(table: Mapping[str, Any]) -> Description:
-    """The description a table holds; a ValueError names the first field that no checkpoint of ours has so."""
-    for name, is_valid in _FIELD_CHECKS.items():
-        if name in table and not is_valid(table[name]):
-            raise ValueError(f"its {name} is {str(table[name])[:80]!r}")
-    return Description(**(dict(table) | {"image_shape": tuple(table["image_shape"])}))
-
-
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
@@ -261,6 +251,7 @@ _FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
     "versions": lambda value: isinstance(value, dict),
     "format": lambda value: isinstance(value, str),
 }
+"""What is so in every checkpoint of ours."""
 
 
 def seal(content: bytes) -> list[memoryview]:

@@ -7,7 +7,7 @@ parts of a schedule a run never gets to. Models, objectives and heads of your ow
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +33,7 @@ from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
 from widemargin.regularizers.input_gradient import InputGradient
 from widemargin.regularizers.penalty import Penalty
 from widemargin.schedules import SCHEDULES, Constant, OneCycle, Piecewise, Schedule, Steps
-from widemargin.types import MakeHead, Norm, Objective, Point, Scaling
+from widemargin.types import MakeHead, Norm, Objective, Point, Regularizer, Scaling
 
 WatchedMargins = Literal["train", "test"]
 
@@ -161,6 +161,11 @@ class StoppingConfig:
             )
 
 
+FORMS: dict[str, Callable[..., Regularizer]] = {
+    "exact": ExactEMR,
+    "approximate": ApproximateEMR,
+    "stochastic": StochasticEMR,
+}
 FORM_OF = {"temperature": "approximate", "projections": "stochastic"}
 """The settings that one form of EMR alone has."""
 
@@ -179,7 +184,7 @@ class EMRConfig:
     schedule: Schedule = Constant()
 
     def __post_init__(self) -> None:
-        choice("emr", "kind", self.kind, ("exact", "approximate", "stochastic"))
+        choice("emr", "kind", self.kind, tuple(FORMS))
         for name, form in FORM_OF.items():
             if getattr(self, name) is not None and self.kind != form:
                 raise InputError(f'emr.{name} has no effect on {self.kind} EMR; remove it, or use kind = "{form}"')
@@ -187,20 +192,8 @@ class EMRConfig:
 
     def penalty(self) -> Penalty:
         """The penalty this describes."""
-        regularizer: ExactEMR | ApproximateEMR | StochasticEMR = ExactEMR()
-        if self.kind == "approximate":
-            regularizer = ApproximateEMR(temperature=1.0 if self.temperature is None else self.temperature)
-        elif self.kind == "stochastic":
-            regularizer = StochasticEMR(projections=1 if self.projections is None else self.projections)
-        return Penalty(
-            name="emr",
-            regularizer=regularizer,
-            weight=self.weight,
-            at=self.at,
-            scaling=self.scaling,
-            every=self.every,
-            schedule=self.schedule,
-        )
+        given = {name: value for name in FORM_OF if (value := getattr(self, name)) is not None}
+        return _penalty("emr", FORMS[self.kind](**given), self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,15 +211,19 @@ class IGRConfig:
 
     def penalty(self) -> Penalty:
         """The penalty this describes."""
-        return Penalty(
-            name="igr",
-            regularizer=InputGradient(),
-            weight=self.weight,
-            at=self.at,
-            scaling=self.scaling,
-            every=self.every,
-            schedule=self.schedule,
-        )
+        return _penalty("igr", InputGradient(), self)
+
+
+def _penalty(name: str, regularizer: Regularizer, how: EMRConfig | IGRConfig) -> Penalty:
+    return Penalty(
+        name=name,
+        regularizer=regularizer,
+        weight=how.weight,
+        at=how.at,
+        scaling=how.scaling,
+        every=how.every,
+        schedule=how.schedule,
+    )
 
 
 ATTACKS: dict[str, type] = {"pgd": PGD, "fgsm": FGSM}
@@ -265,8 +262,7 @@ class RunConfig:
         if not 0 <= self.seed < 2**63:  # what build_model takes
             raise InputError(f"seed must be in [0, 2^63), got {self.seed}; try 0")
         self._check_points()
-        self._check_teacher()
-        self._check_head()
+        self._check_lbgat()
         self._check_burn_in()
         if self.stopping is not None and not self.data.held_out:
             raise InputError("stopping has no effect without a validation split; set data.held_out, or remove it")
@@ -284,16 +280,14 @@ class RunConfig:
                     f'images; use {penalty.name}.at = "clean" or another objective'
                 )
 
-    def _check_teacher(self) -> None:
-        has_teacher = isinstance(self.objective, Lbgat)
-        if has_teacher and self.teacher is None:
-            raise InputError('objective "lbgat" needs a [teacher] table; the published one is kind = "lbgat-teacher"')
-        if self.teacher is not None and not has_teacher:
+    def _check_lbgat(self) -> None:
+        is_lbgat = isinstance(self.objective, Lbgat)
+        if self.teacher is not None and not is_lbgat:
             raise InputError('teacher has no effect with this objective; remove it, or use objective.kind = "lbgat"')
-
-    def _check_head(self) -> None:
-        if not isinstance(self.objective, Lbgat):
+        if not is_lbgat:
             return
+        if self.teacher is None:
+            raise InputError('objective "lbgat" needs a [teacher] table; the published one is kind = "lbgat-teacher"')
         if isinstance(self.head, LargeMargin) or (isinstance(self.head, Hypersphere) and self.head.margin > 0):
             raise InputError(
                 "head.margin has no effect with LBGAT, whose student has no label loss; "

@@ -29,12 +29,7 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), f"free space or {ANOTHER}"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), f"get the right to write there or {ANOTHER}"),
 }
-_ENDLESS_KINDS = {
-    stat.S_ISFIFO: "a pipe",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-    stat.S_ISSOCK: "a socket",
-}
+_ENDLESS_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 LONG_AGO = 3600.0  # seconds
 _WRITER = re.compile(r"\.([^.].*)-(\d+)-(\d+)\.partial")
 _OLD_PROBE = ".writable"  # with which earlier versions tried a folder
@@ -47,8 +42,7 @@ def check_file(path: Path) -> None:
         mode = path.stat().st_mode
     except (OSError, ValueError):  # whoever opens it says why it cannot be
         return
-    kind = next((name for is_kind, name in _ENDLESS_KINDS.items() if is_kind(mode)), None)
-    if kind is not None:
+    if kind := _ENDLESS_KINDS.get(stat.S_IFMT(mode)):
         raise InputError(f"{path} is {kind}, not a file; replace it by a file or remove it")
 
 
@@ -84,11 +78,7 @@ def write_atomic(
 
 def write_text_atomic(path: Path, text: str) -> None:
     """The same for text."""
-
-    def write(partial: Path) -> None:
-        partial.write_text(text, encoding="utf-8")
-
-    write_atomic(path, write)
+    write_atomic(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def make_folder(path: Path) -> Path:

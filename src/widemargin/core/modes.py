@@ -5,16 +5,30 @@ trains, and that must survive. Nor is ``eval`` called on the way in: a module's 
 weights for evaluation, which would have to be undone before a gradient is taken. Flags are set, and nothing else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from widemargin.types import ModelMode
 
-Buffers = list[tuple[nn.Module, str, Tensor]]
-"""(the module that owns it, its name there, its value)."""
+Values = Sequence[tuple[object, str, Any]]
+"""(the object that has an attribute, the attribute's name, a value of it)."""
+
+
+@contextmanager
+def with_values(values: Values) -> Iterator[None]:
+    """Run with these values, such as batch-norm statistics of an earlier moment; those that were there are put back."""
+    own = [(owner, name, getattr(owner, name)) for owner, name, _ in values]
+    try:
+        for owner, name, value in values:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in own:
+            setattr(owner, name, value)
 
 
 @contextmanager
@@ -23,17 +37,11 @@ def in_mode(model: nn.Module, mode: ModelMode) -> Iterator[None]:
 
     For "train", a model that trains already stays as it is, with what its user has frozen; another one is switched.
     """
-    before = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
-    try:
-        if mode == "eval":
-            for module, _ in before:
-                module.training = False
-        elif not model.training:
+    flagged = [module for module in model.modules() if hasattr(module, "training")]
+    with with_values([(module, "training", mode == "train" and module.training) for module in flagged]):
+        if mode == "train" and not model.training:
             model.train()
         yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def without_ddp(model: nn.Module) -> nn.Module:
@@ -66,36 +74,15 @@ def outside_inference_mode() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
+def frozen(model: nn.Module) -> AbstractContextManager[None]:
     """No parameter asks for a gradient: an attack needs none, and a compiled model then skips computing them."""
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        for parameter, _ in before:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter, requires_grad in before:
-            parameter.requires_grad_(requires_grad)
+    return with_values([(parameter, "requires_grad", False) for parameter in model.parameters()])
 
 
-def copied_buffers(model: nn.Module) -> Buffers:
-    """The model's buffers as they are now, for :func:`with_buffers`."""
+def copied_buffers(model: nn.Module) -> Values:
+    """The model's buffers as they are now, for :func:`with_values`."""
     return [
         (module, name, buffer.clone())
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-
-
-@contextmanager
-def with_buffers(buffers: Buffers) -> Iterator[None]:
-    """Run with these buffers (batch-norm statistics of an earlier moment); the model's own are set aside untouched."""
-    own = [(module, name, getattr(module, name)) for module, name, _ in buffers]
-    try:
-        for module, name, value in buffers:
-            setattr(module, name, value)
-        yield
-    finally:
-        for module, name, value in own:
-            setattr(module, name, value)

@@ -14,7 +14,7 @@ without them.
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -30,25 +30,19 @@ BFLOAT16_FACTORS: tuple[Switches, Switches] = (
 )
 
 
-@contextmanager
-def full_float32() -> Iterator[None]:
+def full_float32() -> AbstractContextManager[None]:
     """Convolutions and matrix products without TF32 inside, the user's settings restored after."""
-    with _switched(FULL):
-        yield
+    return _switched(FULL)
 
 
-@contextmanager
-def allowing_tf32() -> Iterator[None]:
+def allowing_tf32() -> AbstractContextManager[None]:
     """Both with TF32 inside."""
-    with _switched(TF32):
-        yield
+    return _switched(TF32)
 
 
-@contextmanager
-def bfloat16_factors() -> Iterator[None]:
+def bfloat16_factors() -> AbstractContextManager[None]:
     """Both, on a CPU, with factors rounded to bfloat16 and sums in float32; a GPU's are full float32."""
-    with _switched(BFLOAT16_FACTORS):
-        yield
+    return _switched(BFLOAT16_FACTORS)
 
 
 def has_bfloat16_factors() -> bool:

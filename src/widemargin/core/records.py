@@ -193,12 +193,6 @@ class Lines:
         return line
 
 
-def read_lines(path: Path) -> tuple[list[Record], bool]:
-    """All JSON lines of a file that is being written, and whether the last one is cut off."""
-    lines = Lines(path)
-    return list(lines), lines.cut_off
-
-
 def sound(path: Path, value: Any, depth: int = 0) -> Any:
     """The same; refused where it is too deep, too long or holds a whole number that no machine counts with."""
     if depth > DEPTH:
@@ -227,18 +221,15 @@ def visible(text: str, *, lines: bool = False) -> str:
     """The text with all that steers a terminal, turns the direction of writing or is no character written out:
     ``\\u001b``. Line ends, tabs and wide blanks are left as they are in a text of several ``lines``.
     """
-    return _RARE.sub(lambda found: found[0] if _is_shown(found[0], lines) else _escaped(found[0]), text)
 
+    def shown(found: re.Match[str]) -> str:
+        char, short = found[0], {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+        blank = lines and (char in "\n\t\u200c\u200d" or unicodedata.category(char) == "Zs")
+        if blank or char.isprintable():
+            return char
+        return short.get(char) or (f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}")
 
-def _is_shown(char: str, lines: bool) -> bool:
-    blank = lines and (char in "\n\t\u200c\u200d" or unicodedata.category(char) == "Zs")
-    return char.isprintable() or blank
-
-
-def _escaped(char: str) -> str:
-    """As TOML and JSON write it, too."""
-    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    return short.get(char) or (f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}")
+    return _RARE.sub(shown, text)
 
 
 @dataclass(frozen=True)
@@ -302,13 +293,17 @@ class Fields:
     def table(self, key: str) -> "Fields":
         """A table inside this one; empty where there is none."""
         value = self.values.get(key)
-        if value is not None and not isinstance(value, dict):
+        return self._inside(key, {} if value is None else value)
+
+    def _inside(self, key: str, value: Any) -> "Fields":
+        if not isinstance(value, dict):
             raise self._wrong(key, "a table", value)
-        return Fields(self.path, value or {}, f"{self.prefix}{key}.")
+        return Fields(self.path, value, f"{self.prefix}{key}.")
 
     def tables(self, key: str) -> list["Fields"]:
         """A list of tables."""
-        return [self._inside(key, number, item) for number, item in enumerate(self.list(key))]
+        items = {f"{key}[{number}]": item for number, item in enumerate(self.list(key))}
+        return [self._inside(name, item) for name, item in items.items()]
 
     def texts(self, key: str) -> list[str]:
         """A list of words."""
@@ -341,11 +336,6 @@ class Fields:
         if isinstance(value, dict | list):
             raise self._wrong(key, "words", value)
         return str(value).lower() if isinstance(value, bool) else str(value)
-
-    def _inside(self, key: str, number: int, item: Any) -> "Fields":
-        if not isinstance(item, dict):
-            raise self._wrong(f"{key}[{number}]", "a table", item)
-        return Fields(self.path, item, f"{self.prefix}{key}[{number}].")
 
     def _wrong(self, key: str, wanted: str, value: Any) -> InputError:
         return InputError(f"{self.path}: {self.prefix}{key} must be {wanted}, got {shortened(repr(value))}")

@@ -26,7 +26,6 @@ class Augmentation(Protocol):
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Change a batch."""
-        ...
 
 
 class DrawnBefore(Protocol):
@@ -34,11 +33,9 @@ class DrawnBefore(Protocol):
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """The draws for so many images."""
-        ...
 
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
         """Change the images as drawn; the draws are on their device."""
-        ...
 
 
 @dataclass(frozen=True)

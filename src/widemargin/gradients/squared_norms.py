@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from widemargin.core.checks import check_batch, check_logits, check_model, refuse_transforms, usable
-from widemargin.core.modes import copied_buffers, ddp_of, evaluating, outside_inference_mode, with_buffers, without_ddp
+from widemargin.core.modes import copied_buffers, ddp_of, evaluating, outside_inference_mode, with_values, without_ddp
 from widemargin.errors import InputError
 from widemargin.gradients.double_backward import refuse_coupling_scripts
 from widemargin.gradients.jacobian import in_chunks, logits_and_leaf, vector_jacobian_products
@@ -216,7 +216,7 @@ def by_double_backward(
     each chunk's own is built again when gradients are asked for, at the price of one more backward pass per cotangent.
     """
     scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
-    with with_buffers(copied_buffers(model) if scripted else []):  # whose batch norms cannot be rewritten
+    with with_values(copied_buffers(model) if scripted else []):  # whose batch norms cannot be rewritten
         logits, leaf = logits_and_leaf(model, x, owner=owner)
     vectors = cotangents(logits.detach() if constant else logits)
     whole = len(vectors) <= at_once or not constant

@@ -26,9 +26,7 @@ class PowerAnnealing:
     minimum: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, usual in (("base", "1000"), ("gamma", "2.5e-5"), ("power", "35"), ("minimum", "0")):
-            _check_not_negative(f"PowerAnnealing.{name}", getattr(self, name), usual)
-        _check_minimum("PowerAnnealing", "base", self.base, self.minimum)
+        _check_annealing(self, {"base": "1000", "gamma": "2.5e-5", "power": "35", "minimum": "0"})
 
     def __call__(self, step: Tensor) -> Tensor:
         """The lambda of this step."""
@@ -44,26 +42,25 @@ class GeometricAnnealing:
     minimum: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, usual in (("start", "100"), ("minimum", "0")):
-            _check_not_negative(f"GeometricAnnealing.{name}", getattr(self, name), usual)
         name, hint = "GeometricAnnealing.factor", "lambda is multiplied by it at every step, and 0.99 is usual"
         check_number(name, self.factor, is_valid=lambda value: 0 < value <= 1, rule="in (0, 1]", hint=hint)
-        _check_minimum("GeometricAnnealing", "start", self.start, self.minimum)
+        _check_annealing(self, {"start": "100", "minimum": "0"})
 
     def __call__(self, step: Tensor) -> Tensor:
         """The lambda of this step."""
         return (self.start * self.factor**step).clamp_min(self.minimum)
 
 
-def _check_not_negative(name: str, value: float, usual: str) -> None:
-    check_number(name, value, is_valid=lambda value: value >= 0, rule="a number >= 0", hint=f"{usual} is usual")
-
-
-def _check_minimum(owner: str, field: str, first: float, minimum: float) -> None:
-    if minimum > first:
+def _check_annealing(annealing: PowerAnnealing | GeometricAnnealing, usual: dict[str, str]) -> None:
+    """None of these is negative, and the minimum not above the first of them, at which lambda begins."""
+    owner, first = type(annealing).__name__, next(iter(usual))
+    for name, value in usual.items():
+        number, hint = getattr(annealing, name), f"{value} is usual"
+        check_number(f"{owner}.{name}", number, is_valid=lambda value: value >= 0, rule="a number >= 0", hint=hint)
+    if annealing.minimum > getattr(annealing, first):
         raise InputError(
-            f"{owner}.minimum must be at most {field} = {first:g}, got {minimum!r}; lambda falls from {field} to "
-            f"minimum, so lower minimum or raise {field}"
+            f"{owner}.minimum must be at most {first} = {getattr(annealing, first):g}, got {annealing.minimum!r}; "
+            f"lambda falls from {first} to minimum, so lower minimum or raise {first}"
         )
 
 

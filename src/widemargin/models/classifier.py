@@ -218,7 +218,6 @@ class ModelFactory(Protocol):
         self, *, image_shape: ImageShape, num_classes: int, seed: int | None, make_head: MakeHead = LinearHead
     ) -> nn.Module:
         """The network with weights drawn from ``seed``."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from widemargin.config.checkpoint import AVERAGED as AVERAGED
 from widemargin.config.run import RunConfig, WatchConfig
 from widemargin.core import randomness
-from widemargin.core.modes import copied_buffers, with_buffers
+from widemargin.core.modes import copied_buffers, with_values
 from widemargin.core.precision import full_float32
 from widemargin.data.batches import in_order
 from widemargin.data.image_set import ImageSet, as_floats
@@ -116,6 +116,6 @@ def training_points(
         x = as_floats(augment(train.images[part], randomness.derived(config.seed, "margin-augment", epoch, number)))
         y = train.labels[part]
         generator = randomness.derived(config.seed, "margin", epoch, number)
-        with with_buffers(copied_buffers(nets.model)):
+        with with_values(copied_buffers(nets.model)):
             x_adv = config.objective.perturb(nets, x, y, epoch=epoch - 1, generator=generator)
         yield (x if x_adv is None else x_adv), y
