@@ -25,7 +25,7 @@ METHODS = {
     "averaged-beside": (f'objective={{kind="adversarial", {ATTACK}}}', "averaging={decay=0.9, beside=true}"),
     "mart": (f'objective={{kind="mart", {ATTACK}}}',),
     "mail": (f'objective={{kind="mail", over="at", slope=10.0, bias=-0.5, burn_in=1, {ATTACK}}}',),
-    "lbgat": (f'objective={{kind="lbgat", {KL_ATTACK}}}', TEACHER),
+    "lbgat-averaged": (f'objective={{kind="lbgat", {KL_ATTACK}}}', TEACHER, "averaging={decay=0.9}"),
     "he": ('head={kind="hypersphere"}', f'objective={{kind="adversarial", {ATTACK}}}', "averaging={decay=0.9}"),
     "l-softmax": ('head={kind="large-margin", annealing={kind="geometric"}}', 'emr={kind="exact", weight=0.1}'),
     "stopping": ("epochs=8", "stopping={patience=2}", "optimizer.lr=0.5", 'watch.attack={kind="fgsm", eps=0.2}'),
