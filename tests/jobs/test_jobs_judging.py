@@ -29,18 +29,48 @@ def test_blocks_are_the_methods_on_one_network():
     assert len(blocks["approximation"]) == 8
 
 
+def write_accuracies(work, accuracy):
+    """Results with the accuracies that the function gives for a job, if any."""
+    for job in work:
+        found = accuracy(job)
+        if found is not None:
+            job.folder.mkdir(parents=True)
+            (job.folder / "result.json").write_text(json.dumps({"quick": False, "accuracy": found}))
+
+
 def test_the_best_row_of_a_method_has_the_highest_mean_under_its_pgd(tmp_path):
     table = find_table("table2")
     work = jobs(table, table.rows, [0, 1], tmp_path, is_quick=False)
     scores = {"at-wd0.01": (50, 52), "at-wd0.001": (54, None), "at-wd0.0001": (90, 10), "at-emr": (20, 30)}
-    for job in work:
+
+    def accuracy(job):
         score = scores.get(job.row.recipe.name.split("/")[1], (None, None))[job.seed]
-        if score is not None:
-            job.folder.mkdir(parents=True)
-            accuracy = {"fgsm": 99.0, "pgd10": score, "clean": 90.0}
-            (job.folder / "result.json").write_text(json.dumps({"quick": False, "accuracy": accuracy}))
+        return None if score is None else {"fgsm": 99.0, "pgd10": score, "clean": 90.0}
+
+    write_accuracies(work, accuracy)
     assert [row.recipe.name for row in best_rows(table.rows, work)] == ["cifar-cnn/at-wd0.001", "cifar-cnn/at-emr"]
     assert best_rows(table.rows[:1], work) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "first", "second", "best"),
+    [
+        (  # the strongest PGD decides
+            "resnet18-emr",
+            ["at-wd0.0005", "at-wd0.0005-averaged"],
+            {"pgd10": 60.0, "pgd100": 40.0},
+            {"pgd10": 50.0, "pgd100": 45.0},
+            1,
+        ),
+        ("table2", ["at-wd0.01", "at-wd0.001"], {"pgd10": 50.0}, {"pgd10": 50.0}, 0),  # of equals the first is best
+    ],
+)
+def test_the_better_of_two_rows(name, rows, first, second, best, tmp_path):
+    table = find_table(name)
+    rows = choose_rows(table, rows)
+    work = jobs(table, rows, [0], tmp_path, is_quick=False)
+    write_accuracies(work, lambda job: first if job.row is rows[0] else second)
+    assert best_rows(rows, work) == [rows[best]]
 
 
 @pytest.mark.parametrize(
@@ -77,19 +107,16 @@ def test_the_best_rows_are_judged_later_once_the_table_is_done(tmp_path, capsys)
     assert second.startswith("- mnist-mlp/at-wd0.01, seed 0, distance: median distance ")
     assert first.removeprefix("- ") in said.out
     for folder in ("mnist-mlp-st-wd0.01", "mnist-mlp-at-wd0.01"):
-        reports = {
-            name: json.loads((tmp_path / folder / "seed-0" / name / "report.json").read_text())
-            for name in ("autoattack", "distance")
-        }
-        assert reports["autoattack"]["eps"] == [{"written": "0.1", "value": 0.1}]
-        assert reports["distance"]["norm"] == "l2"
-        assert reports["distance"]["distance"]["count"] > 0
+        autoattack, distance = reports_of(tmp_path / folder / "seed-0", "autoattack", "distance")
+        assert autoattack["eps"] == [{"written": "0.1", "value": 0.1}]
+        assert distance["norm"] == "l2"
+        assert distance["distance"]["count"] > 0
     assert run(command) == 0
     assert capsys.readouterr().err.count("done before") == 6
 
 
-def later_reports(folder, *names):
-    return {name: json.loads((folder / name / "report.json").read_text()) for name in names}
+def reports_of(folder, *names):
+    return [json.loads((folder / name / "report.json").read_text()) for name in names]
 
 
 def test_a_table_that_has_autoattack_is_judged_over_eps_and_at_8_255(tmp_path, monkeypatch, capsys):
@@ -99,7 +126,7 @@ def test_a_table_that_has_autoattack_is_judged_over_eps_and_at_8_255(tmp_path, m
     assert run(command) == 0
     assert "1/2 cifar-resnet18/at, seed 0, eps" in capsys.readouterr().err
     folder = tmp_path / "cifar-resnet18-at" / "seed-0"
-    over_eps, autoattack = later_reports(folder, "eps", "autoattack-8-255").values()
+    over_eps, autoattack = reports_of(folder, "eps", "autoattack-8-255")
     sizes = [f"{number}/255" for number in (2, 4, 6, 8, 10, 12, 16)]
     assert [eps["written"] for eps in over_eps["eps"]] == sizes
     assert over_eps["step_size"] is None  # eps/4 of each eps, not the recipe's one
@@ -165,12 +192,8 @@ def test_other_sizes_and_norms_are_refused(name, change):
     other = replace(config, evaluation=replace(config.evaluation, **change))
     with pytest.raises(InputError, match=f"--judge-with {name} is for rows .* linf 0.031.* but cifar-cnn/at-emr is on"):
         judgment_of(other, name)
-
-
-def test_a_recipe_without_a_plan_is_refused():
-    config = replace(all_recipes()["cifar-cnn/at-emr"].config, evaluation=None)
     with pytest.raises(InputError, match="has no evaluation plan"):
-        judgment_of(config, "eps")
+        judgment_of(replace(config, evaluation=None), name)
 
 
 def test_each_data_set_is_read_once_and_only_what_is_needed(tmp_path, monkeypatch, capsys):
@@ -189,8 +212,8 @@ def test_each_data_set_is_read_once_and_only_what_is_needed(tmp_path, monkeypatc
     assert run([*command, "--judge-with", "distance"]) == 0
     assert read == ["test"]
     folder = tmp_path / "mnist-mlp-st-emr" / "seed-0"
-    reports = later_reports(folder, "evaluation", "distance")
-    assert reports["distance"]["data"] == reports["evaluation"]["data"] | {"count": 40}
+    evaluation, distance = reports_of(folder, "evaluation", "distance")
+    assert distance["data"] == evaluation["data"] | {"count": 40}
     assert json.loads((folder / "result.json").read_text())["margin_train"]["count"] > 0
     capsys.readouterr()
 
@@ -220,29 +243,6 @@ def test_a_tables_margins_are_of_all_images_as_the_last_epoch_saw_them(tmp_path,
         monkeypatch.setattr(judging, name, lambda *_: None)
     judging._margins(job, torch.nn.Linear(1, 1), SimpleNamespace(train=None, test=None))
     assert asked == [job.config.epochs, 16 if quick else None]
-
-
-def write_accuracies(work, accuracy):
-    for job in work:
-        job.folder.mkdir(parents=True)
-        (job.folder / "result.json").write_text(json.dumps({"quick": False, "accuracy": accuracy(job)}))
-
-
-def test_the_strongest_pgd_decides_which_row_is_best(tmp_path):
-    table = find_table("resnet18-emr")
-    rows = choose_rows(table, ["at-wd0.0005", "at-wd0.0005-averaged"])
-    work = jobs(table, rows, [0], tmp_path, is_quick=False)
-    weak, strong = {"pgd10": 60.0, "pgd100": 40.0}, {"pgd10": 50.0, "pgd100": 45.0}
-    write_accuracies(work, lambda job: weak if job.row is rows[0] else strong)
-    assert best_rows(rows, work) == rows[1:]
-
-
-def test_of_equal_rows_the_first_is_best(tmp_path):
-    table = find_table("table2")
-    rows = choose_rows(table, ["at-wd0.01", "at-wd0.001"])
-    work = jobs(table, rows, [0], tmp_path, is_quick=False)
-    write_accuracies(work, lambda job: {"pgd10": 50.0})
-    assert best_rows(rows, work) == rows[:1]
 
 
 @pytest.mark.parametrize(("steps", "before"), [(10, 3), (3, 10), (10, 10)])

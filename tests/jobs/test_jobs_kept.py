@@ -70,15 +70,11 @@ def test_the_folder_is_that_of_a_run_of_its_own(out, alone):
         for folder in (job.folder / "run", alone)
     ]
     assert lines[0] == lines[1]
-    assert load_checkpoint(job.folder / "run" / "last.safetensors").training == {}
-
-
-def test_its_records_are_of_its_own_recipe(out):
-    job = job_of(out, AVERAGED)
+    last = load_checkpoint(job.folder / "run" / "last.safetensors")
     report = json.loads((job.folder / "evaluation" / "report.json").read_text())
     assert report["name"] == f"cifar-resnet18/{AVERAGED}"
-    assert report["config"] == to_dict(job.config)
-    assert load_checkpoint(job.folder / "run" / "last.safetensors").description.config == to_dict(job.config)
+    assert report["config"] == last.description.config == to_dict(job.config)
+    assert last.training == {}
 
 
 def test_its_alarms_are_those_of_its_own_measurements(tmp_path):

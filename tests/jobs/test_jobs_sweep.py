@@ -33,6 +33,11 @@ def start(out, role):
     )
 
 
+def sweep_over(weights, out):
+    grid, storage = {"emr.weight": list(weights)}, f"sqlite:///{out / 'sweep.db'}"
+    return Sweep(config=find_recipe("demo/emr").config, grid=grid, out=out, storage=storage)
+
+
 def test_two_workers_started_at_once_finish_the_grid_no_point_twice(tmp_path):
     workers = [start(tmp_path, role) for role in ("one", "two")]
     answers = [worker.communicate(timeout=120)[0] for worker in workers]
@@ -59,21 +64,10 @@ def test_the_point_of_a_killed_worker_is_not_lost(tmp_path):
 
 
 def test_the_point_of_a_worker_that_died_before_its_first_heartbeat_is_not_lost(tmp_path):
-    sweep = Sweep(
-        config=find_recipe("demo/emr").config,
-        grid={"emr.weight": ["0.1", "0.2"]},
-        out=tmp_path,
-        storage=f"sqlite:///{tmp_path / 'sweep.db'}",
-        heartbeat=1,
-    )
+    sweep = replace(sweep_over(["0.1", "0.2"], tmp_path), heartbeat=1)
     _join(sweep, sweep.points()).ask()  # taken, and nobody works on it
     study = work(sweep, lambda config, _folder: {"score": config.emr.weight})
     assert sorted(point["emr.weight"] for point, _ in results(study)) == ["0.1", "0.2"]
-
-
-def sweep_over(weights, out):
-    grid, storage = {"emr.weight": list(weights)}, f"sqlite:///{out / 'sweep.db'}"
-    return Sweep(config=find_recipe("demo/emr").config, grid=grid, out=out, storage=storage)
 
 
 def test_a_point_that_fails_stops_no_other_and_is_tried_again(tmp_path):
@@ -262,15 +256,6 @@ def test_the_storage_is_in_the_folder_whatever_its_name(name, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_sweep_over_held_out_images_says_so_and_one_with_a_forgotten_schedule_too(tmp_path, capsys):
-    command = ["sweep", "demo/emr", "--out", str(tmp_path), "--grid", "emr.weight=0.1", *TINY[:8]]
-    assert run([*command, "--set", "data.held_out=20"]) == 0
-    said = capsys.readouterr()
-    assert "validation, clean, %" in said.out
-    assert "test images" not in said.out
-    assert "note: optimizer.schedule comes down at 8 epochs, the run ends at 1" in said.err
-
-
 def test_scores_of_two_kinds_have_a_column_each_and_every_points_schedule_is_looked_at(tmp_path, capsys):
     command = ["sweep", "demo/emr", "--out", str(tmp_path), "--grid", "data.held_out=20,0", "--grid", "epochs=1,2"]
     assert run([*command, *TINY[:6], "--set", "optimizer.schedule={kind = 'steps', milestones = [1]}"]) == 0
@@ -279,6 +264,12 @@ def test_scores_of_two_kinds_have_a_column_each_and_every_points_schedule_is_loo
     assert "test, clean, %" in said.out
     assert "To choose by held-out training images" in " ".join(said.out.split())
     assert said.err.count("note: optimizer.schedule.milestones has 1, the run ends at 1 epochs") == 1
+    command = ["sweep", "demo/emr", "--out", str(tmp_path / "held"), "--grid", "emr.weight=0.1", *TINY[:8]]
+    assert run([*command, "--set", "data.held_out=20"]) == 0
+    said = capsys.readouterr()
+    assert "validation, clean, %" in said.out
+    assert "test images" not in said.out
+    assert "note: optimizer.schedule comes down at 8 epochs, the run ends at 1" in said.err
 
 
 def test_without_a_score_nothing_is_begun(tmp_path, capsys):

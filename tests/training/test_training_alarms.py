@@ -1,11 +1,12 @@
 """Alarms: found from the lines of the metrics, told once, with a suggestion, whatever stops and goes on between."""
 
-import json
 import warnings
 
 import pytest
 
+from faults import interrupted
 from widemargin.errors import WidemarginWarning
+from widemargin.report.runs import RunAlarm, read_run
 from widemargin.training import train, trainer
 from widemargin.training.alarms import meaning_of, new_alarms
 from widemargin.training.run_folder import read_metrics
@@ -58,20 +59,25 @@ def test_catastrophic_overfitting(tiny, settings, training, robust, expected):
     assert told(lines, config) == expected
 
 
+FALLING = [40, 50, 45, 44, 45, 43, 44, 42]
+
+
 @pytest.mark.parametrize(
-    ("held", "robust", "expected"),
+    ("held", "robust", "training", "expected"),
     [
-        (1000, [40, 50, 45, 44, 45, 43, 44, 42], [(7, RO)]),
-        (1000, [40, 50, 49, 48, 49, 48, 49, 48], []),  # within two standard errors of 1,000 images
-        (100000, [40, 50, 47.5, 47, 47, 47, 46, 46], [(7, RO)]),
-        (100, [40, 50, 45, 44, 45, 43, 44, 42], []),  # of 100 images that is noise
-        (1000, [40, 50, 45, 44, 45, 43, 50, 42], []),  # it came back
-        (1000, [40, 50, None, 45, None, 44, None, 42], []),  # not yet watched often enough
+        (1000, FALLING, RISING, [(7, RO)]),
+        (1000, FALLING, RISING[::-1], []),  # training fell too
+        (1000, FALLING, [50.0] * 8, []),
+        (1000, [40, 50, 49, 48, 49, 48, 49, 48], RISING, []),  # within two standard errors of 1,000 images
+        (100000, [40, 50, 47.5, 47, 47, 47, 46, 46], RISING, [(7, RO)]),
+        (100, FALLING, RISING, []),  # of 100 images that is noise
+        (1000, [40, 50, 45, 44, 45, 43, 50, 42], RISING, []),  # it came back
+        (1000, [40, 50, None, 45, None, 44, None, 42], RISING, []),  # not yet watched often enough
     ],
 )
-def test_robust_overfitting(tiny, held, robust, expected):
+def test_robust_overfitting_is_a_fall_while_training_goes_on_learning(tiny, held, robust, training, expected):
     for method, alarms in ((AT, expected), (EMR, expected), ("seed=0", [])):  # plain training promises nothing
-        lines = lines_of(train_accuracy=RISING, validation_robust=robust)
+        lines = lines_of(train_accuracy=training, validation_robust=robust)
         assert told(lines, tiny(method, PGD, f"data.held_out={held}")) == alarms
 
 
@@ -123,19 +129,13 @@ def test_an_alarm_is_a_warning_and_stands_in_the_line_of_its_epoch(collapsing, t
     assert message.startswith("tiny: epoch 3: accuracy under attack fell to 5.0% from 38.0% at epoch 2")
     assert "use more steps (objective.attack)" in message
     assert [line.get("alarms") for line in result.metrics] == [None, None, [CO], None]
-    assert [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()] == result.metrics
+    assert read_metrics(tmp_path) == result.metrics
+    assert read_run(tmp_path).alarms == [RunAlarm(3, CO)]  # as a report has it
 
 
-def test_a_resumed_run_does_not_tell_it_again(collapsing, tmp_path, monkeypatch, left_in):
+def test_a_resumed_run_does_not_tell_it_again(collapsing, tmp_path, left_in):
     warned(lambda: train(collapsing, out=tmp_path / "whole"))
-
-    def stop_after_three(state, config):
-        return state.epoch >= 3 or real(state, config)
-
-    real = trainer._finished
-    monkeypatch.setattr(trainer, "_finished", stop_after_three)
-    assert len(warned(lambda: train(collapsing, out=tmp_path / "parts"))[0]) == 1
-    monkeypatch.setattr(trainer, "_finished", real)
+    assert len(warned(lambda: interrupted(collapsing, tmp_path / "parts", step=3 * 4 + 1))[0]) == 1
     assert warned(lambda: train(collapsing, out=tmp_path / "parts"))[0] == []
     left_in(tmp_path / "parts").assert_same(left_in(tmp_path / "whole"))
 
@@ -157,15 +157,6 @@ def test_a_crash_between_line_and_checkpoint_loses_no_alarm(collapsing, tmp_path
     left_in(tmp_path / "parts").assert_same(left_in(tmp_path / "whole"))
 
 
-def test_a_report_reads_lines_with_alarms(collapsing, tmp_path):
-    from widemargin.report.runs import RunAlarm, read_run
-
-    warned(lambda: train(collapsing, out=tmp_path))
-    assert read_run(tmp_path).finished
-    assert read_run(tmp_path).alarms == [RunAlarm(3, CO)]
-    assert len(read_metrics(tmp_path)) == 4
-
-
 def test_every_alarm_has_a_meaning(tiny):
     """A report has the names alone: their meaning must be known, and what it suggests what the run suggested."""
     config = tiny(AT, PGD, HELD, EMR, "igr={weight=0.1}")
@@ -177,9 +168,3 @@ def test_every_alarm_has_a_meaning(tiny):
         meaning = meaning_of(alarm.name)
         assert meaning.message
         assert meaning.suggestion == alarm.suggestion != ""
-
-
-@pytest.mark.parametrize(("training", "expected"), [(RISING, [(7, RO)]), (RISING[::-1], []), ([50.0] * 8, [])])
-def test_robust_overfitting_is_a_fall_while_training_goes_on_learning(tiny, training, expected):
-    lines = lines_of(train_accuracy=training, validation_robust=[40, 50, 45, 44, 45, 43, 44, 42])
-    assert told(lines, tiny(AT, PGD, HELD)) == expected

@@ -9,13 +9,14 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from faults import KilledError, failing_flush, files_no_larger_than, full_disk, killed_after, no_links
+from faults import KilledError, contents, failing_flush, files_no_larger_than, full_disk, killed_after, no_links
 from widemargin import InputError
 from widemargin.config import checkpoint as checkpoint_file
 from widemargin.config.checkpoint import (
@@ -53,33 +54,34 @@ def places(tmp_path):
     return tmp_path / "last.safetensors", tmp_path / PREVIOUS
 
 
+@pytest.fixture
+def saved(places):
+    """Those places with the checkpoints of two epochs."""
+    for epoch in (1, 2):
+        save_checkpoint(places[0], checkpoint(epoch), places[1])
+    return places
+
+
 def epoch_in(path: Path) -> int:
     return load_checkpoint(path).description.epoch
 
 
-def test_the_one_before_is_kept(places):
+@pytest.mark.parametrize("links", [True, False])
+def test_the_one_before_is_kept_linked_or_copied(places, monkeypatch, links):
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
     last, previous = places
     save_checkpoint(last, checkpoint(1), previous)
     assert not previous.exists()
     for epoch in (2, 3):
         save_checkpoint(last, checkpoint(epoch), previous)
         assert (epoch_in(last), epoch_in(previous)) == (epoch, epoch - 1)
+    assert not last.samefile(previous)
     assert sorted(path.name for path in last.parent.iterdir()) == ["last.safetensors", PREVIOUS]
 
 
-def test_without_hard_links_it_is_copied(places, monkeypatch):
-    monkeypatch.setattr(os, "link", no_links)
-    last, previous = places
-    for epoch in (1, 2):
-        save_checkpoint(last, checkpoint(epoch), previous)
-    assert (epoch_in(last), epoch_in(previous)) == (2, 1)
-    assert not last.samefile(previous)
-
-
-def test_a_damaged_one_does_not_push_out_a_good_one(places):
-    last, previous = places
-    for epoch in (1, 2):
-        save_checkpoint(last, checkpoint(epoch), previous)
+def test_a_damaged_one_does_not_push_out_a_good_one(saved):
+    last, previous = saved
     last.write_bytes(last.read_bytes()[:-1])
     save_checkpoint(last, checkpoint(3), previous)
     assert (epoch_in(last), epoch_in(previous)) == (3, 1)
@@ -167,24 +169,19 @@ def test_a_kill_between_any_two_system_calls_leaves_a_checkpoint_and_the_next_sa
 
 
 @pytest.mark.parametrize("kind", ["limit", "full", "flush"])
-def test_a_full_disk_is_told_and_the_former_checkpoints_stay(places, monkeypatch, kind):
-    last, previous = places
-    for epoch in (1, 2):
-        save_checkpoint(last, checkpoint(epoch), previous)
-    before = {path.name: path.read_bytes() for path in last.parent.iterdir()}
-    trouble = {
+def test_a_full_disk_is_told_and_the_former_checkpoints_stay(saved, monkeypatch, kind):
+    last, previous = saved
+    before = contents(last.parent)
+    make, words = {
         "limit": (lambda: files_no_larger_than(10_000), "File too large"),
         "full": (lambda: full_disk(last), "No space left on device"),
         "flush": (lambda: failing_flush(monkeypatch), "No space left on device"),
-    }
-    make, words = trouble[kind]
+    }[kind]
+    says = rf"cannot write .*last.safetensors: {words}; free space or choose"
     for _ in range(2):  # nothing is left that breaks the second attempt
-        with (
-            make(),
-            pytest.raises(InputError, match=rf"cannot write .*last.safetensors: {words}; free space or choose"),
-        ):
+        with make(), pytest.raises(InputError, match=says):
             save_checkpoint(last, checkpoint(3), previous)
-        assert {path.name: path.read_bytes() for path in last.parent.iterdir()} == before
+        assert contents(last.parent) == before
     save_checkpoint(last, checkpoint(3), previous)
     assert (epoch_in(last), epoch_in(previous)) == (3, 2)
 
@@ -196,10 +193,8 @@ def test_a_run_on_a_full_disk_stops_with_one_line_and_goes_on_when_there_is_room
     for name in ("best.safetensors", "last.safetensors"):
         full.mkdir(exist_ok=True)
         train(config, out=full, max_seconds=0)
-        with (
-            full_disk(full / name),
-            pytest.raises(InputError, match=rf"cannot write .*{name}: No space left on device"),
-        ):
+        says = rf"cannot write .*{name}: No space left on device"
+        with full_disk(full / name), pytest.raises(InputError, match=says):
             train(config, out=full)
         assert not [path for path in full.iterdir() if path.name.endswith(".partial")]
     train(config, out=full)
@@ -208,11 +203,9 @@ def test_a_run_on_a_full_disk_stops_with_one_line_and_goes_on_when_there_is_room
     left_in(full).assert_same(left_in(never))
 
 
-def test_a_disk_that_gives_back_other_bytes_is_told_and_the_former_checkpoints_stay(places, monkeypatch):
-    last, previous = places
-    for epoch in (1, 2):
-        save_checkpoint(last, checkpoint(epoch), previous)
-    before = {path.name: path.read_bytes() for path in last.parent.iterdir()}
+def test_a_disk_that_gives_back_other_bytes_is_told_and_the_former_checkpoints_stay(saved, monkeypatch):
+    last, previous = saved
+    before = contents(last.parent)
 
     def rotten(path):
         content = bytearray(path.read_bytes())
@@ -220,11 +213,10 @@ def test_a_disk_that_gives_back_other_bytes_is_told_and_the_former_checkpoints_s
         path.write_bytes(content)
 
     monkeypatch.setattr(checkpoint_file, "drop_cached", rotten)
-    with pytest.raises(
-        InputError, match=r"cannot write .*last.safetensors: what was read back is not what was written"
-    ):
+    says = r"cannot write .*last.safetensors: what was read back is not what was written"
+    with pytest.raises(InputError, match=says):
         save_checkpoint(last, checkpoint(3), previous)
-    assert {path.name: path.read_bytes() for path in last.parent.iterdir()} == before
+    assert contents(last.parent) == before
 
 
 @pytest.fixture
@@ -255,14 +247,13 @@ def test_a_read_only_folder_is_told_and_left_alone(read_only):
 
 
 def test_a_checkpoint_that_may_not_be_read_is_no_damage(read_only):
-    if os.geteuid() != 0:
-        last = read_only / "last.safetensors"
-        os.seteuid(0) if os.getuid() == 0 else None
-        last.chmod(0)
-        os.seteuid(65534) if os.getuid() == 0 else None
-        with pytest.raises(InputError, match="Permission denied") as caught:
-            load_newest(last, read_only / PREVIOUS)
-        assert not isinstance(caught.value, DamagedError)
+    last, user = read_only / "last.safetensors", os.geteuid()
+    os.seteuid(os.getuid())  # whose file it is
+    last.chmod(0)
+    os.seteuid(user)
+    with pytest.raises(InputError, match="Permission denied") as caught:
+        load_newest(last, read_only / PREVIOUS)
+    assert not isinstance(caught.value, DamagedError)
 
 
 def test_a_folder_that_cannot_be_flushed_is_no_failure(places, monkeypatch):
@@ -304,26 +295,36 @@ def test_what_is_flushed_and_when(places, monkeypatch):
     ]
 
 
-def test_what_a_kill_leaves_of_the_first_file_does_not_take_the_folder(tiny, tmp_path):
-    for name in (".config.toml.partial", ".writable"):
-        out = tmp_path / name.strip(".")
-        out.mkdir()
-        (out / name).write_text("name = ")
-        train(tiny("epochs=1"), out=out)
-        assert not (out / name).exists()
+OTHER_MACHINE = "node-17.cluster-4026531836-1-140.partial"
+
+
+@pytest.mark.parametrize("name", [".config.toml.partial", ".writable", f".config.toml.{OTHER_MACHINE}"])
+def test_what_a_kill_leaves_of_the_first_file_does_not_take_the_folder(tiny, tmp_path, name):
+    (tmp_path / name).write_text("name = ")
+    assert train(tiny("epochs=1"), out=tmp_path).finished
+    assert (tmp_path / name).exists() == (OTHER_MACHINE in name)  # who may still be writing
+
+
+@contextmanager
+def child(program, *arguments):
+    """A process that has said its first line; it is killed in the end."""
+    command = [sys.executable, "-c", program, *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_folder_is_held_by_one_process_at_a_time_and_let_go_by_a_kill(tmp_path):
     program = "import sys; from pathlib import Path; from widemargin.core.files import folder_lock\n"
     program += "with folder_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout.readline() == "held\n"
-    with pytest.raises(InputError, match=r"another process works in .*; wait for it to end, or choose another folder"):
-        files.folder_lock(tmp_path).__enter__()
-    child.kill()
-    child.communicate()
+    says = r"another process works in .*; wait for it to end, or choose another folder"
+    with child(program, tmp_path) as said:
+        assert said == "held"
+        with pytest.raises(InputError, match=says):
+            files.folder_lock(tmp_path).__enter__()
     with files.folder_lock(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -386,22 +387,17 @@ write_atomic(Path(sys.argv[1]), write)
 
 def test_the_partial_file_of_another_process_goes_when_that_process_is_gone(tmp_path):
     path = tmp_path / "a"
-    child = subprocess.Popen(
-        [sys.executable, "-c", WRITING, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    partial = Path(child.stdout.readline().strip())
-    assert partial.read_text() == "half"
-    files.make_folder(tmp_path)
-    write_text_atomic(path, "a")
-    assert partial.exists()
-    child.kill()
-    child.communicate()
+    with child(WRITING, path) as partial:
+        assert Path(partial).read_text() == "half"
+        files.make_folder(tmp_path)
+        write_text_atomic(path, "a")
+        assert Path(partial).exists()
     write_text_atomic(path, "b")
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_partial_file_of_another_machine_goes_when_nobody_has_touched_it_for_long(tmp_path):
-    path, partial = tmp_path / "a", tmp_path / ".a.node-17.cluster-4026531836-1-140.partial"
+    path, partial = tmp_path / "a", tmp_path / f".a.{OTHER_MACHINE}"
     partial.write_text("half")
     files.make_folder(tmp_path)
     write_text_atomic(path, "a")
@@ -410,11 +406,6 @@ def test_the_partial_file_of_another_machine_goes_when_nobody_has_touched_it_for
     os.utime(partial, (then, then))
     write_text_atomic(path, "b")
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_what_a_kill_on_another_machine_left_of_the_first_file_does_not_take_the_folder(tiny, tmp_path):
-    (tmp_path / ".config.toml.node-17-4026531836-1-140.partial").write_text("name = ")
-    assert train(tiny("epochs=1"), out=tmp_path).finished
 
 
 def test_two_may_ask_for_a_folder_at_once(tmp_path, monkeypatch):

@@ -207,24 +207,6 @@ def test_a_step_depends_on_its_moment_and_on_nothing_else(regularizer: Approxima
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-# Settings
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"weight": -0.1}, r"emr.weight must be a number >= 0, got -0.1"),
-        ({"weight": float("nan")}, r"emr.weight must be a number >= 0, got nan"),
-        ({"every": 0}, r"emr.every must be a whole number of at least 1, got 0"),
-        ({"at": "x"}, r"emr.at must be one of 'clean', 'adversarial', got 'x'"),
-        ({"scaling": "sum"}, r"emr.scaling must be one of 'mean', 'released', got 'sum'"),
-    ],
-)
-def test_bad_penalties(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        replace(EMR, **change)
-
-
 def test_moments_and_learning_rates() -> None:
     assert StepContext(seed=0, epoch=3, step=1, steps_per_epoch=4).passed == 3.25
     optimizer = torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)]}], lr=0.1)
