@@ -42,45 +42,29 @@ def line_chart(
     x_ticks: Sequence[Tick] | None = None,
 ) -> Markup:
     """A chart of one or more lines; in percent the axis stays within 0..100."""
-    on = _line_axes(series, percent=percent, zero=zero, x_ticks=x_ticks)
-    bands = Markup("").join(_band(line, on) for line in series if line.spread)
-    lines = Markup("").join(_line(line, on) for line in series)
-    return framed(text, on, bands + lines)
-
-
-def _line_axes(series: Sequence[Series], *, percent: bool, zero: bool, x_ticks: Sequence[Tick] | None) -> Axes:
     xs = [x for line in series for x, _ in line.points]
-    ys = [y for line in series for y in _extent(line)]
-    low, high = span(ys, zero=zero)
+    low, high = span([y for line in series for edge in line.edges() for _, y in edge], zero=zero)
     if percent:
         low, high = max(low, 0.0), min(high, 100.0)
     x_range = span([*xs, *(tick.value for tick in x_ticks or ())])
-    return axes(x_range, whole_ticks(*x_range) if x_ticks is None else x_ticks, ticks(low, high))
-
-
-def _extent(line: Series) -> list[float]:
-    spread = line.spread or [0.0] * len(line.points)
-    return [y + sign * half for (_, y), half in zip(line.points, spread, strict=True) for sign in (-1, 1)]
+    on = axes(x_range, whole_ticks(*x_range) if x_ticks is None else x_ticks, ticks(low, high))
+    bands = Markup("").join(_band(line, on) for line in series if line.spread)
+    return framed(text, on, bands + Markup("").join(_line(line, on) for line in series))
 
 
 def _band(line: Series, on: Axes) -> Markup:
-    pairs = list(zip(line.points, line.spread, strict=True))
-    upper = [f"{on.x(x):.1f} {on.y(y + half):.1f}" for (x, y), half in pairs]
-    lower = [f"{on.x(x):.1f} {on.y(y - half):.1f}" for (x, y), half in reversed(pairs)]
-    return Markup('<path class="band {}" d="M{}Z"/>').format(color_class(line.color), "L".join([*upper, *lower]))
+    lower, upper = line.edges()
+    places = "L".join(f"{on.x(x):.1f} {on.y(y):.1f}" for x, y in [*upper, *reversed(lower)])
+    return Markup('<path class="band {}" d="M{}Z"/>').format(color_class(line.color), places)
 
 
 def _line(line: Series, on: Axes) -> Markup:
-    places = [f"{on.x(x):.1f} {on.y(y):.1f}" for x, y in line.points]
-    path = Markup('<path class="line" d="M{}"/>').format("L".join(places))
-    dots = Markup("").join(_dot(line, x, y, on) for x, y in line.points) if len(line.points) <= FEW else Markup("")
+    places = "L".join(f"{on.x(x):.1f} {on.y(y):.1f}" for x, y in line.points)
+    dot = Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="2.4"><title>{}: {:.4g} at {:g}</title></circle>')
+    few = line.points if len(line.points) <= FEW else ()
+    dots = Markup("").join(dot.format(on.x(x), on.y(y), line.label, y, x) for x, y in few)
+    path = Markup('<path class="line" d="M{}"/>').format(places)
     return Markup('<g class="{}">{}{}</g>').format(color_class(line.color), path, dots)
-
-
-def _dot(line: Series, x: float, y: float, on: Axes) -> Markup:
-    return Markup(
-        '<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="2.4"><title>{}: {:.4g} at {:g}</title></circle>'
-    ).format(on.x(x), on.y(y), line.label, y, x)
 
 
 BINS = 40
@@ -97,21 +81,14 @@ class Sample:
 
 def histogram(text: Text, samples: Sequence[Sample]) -> Markup:
     """The share of values in each bin, in percent; the few beyond the outer bins are counted in them."""
-    together = np.concatenate([np.asarray(sample.values, dtype=np.float64) for sample in samples])
-    low, high = np.quantile(together, [0.001, 0.999])
+    low, high = np.quantile(np.concatenate([sample.values for sample in samples]), [0.001, 0.999])
     bounds = edges(float(low), float(high), BINS)
     shares = [_shares(sample, bounds) for sample in samples]
     top = span([value for share in shares for value in share], zero=True)[1]
-    on = axes((bounds[0], bounds[-1]), _ticks_inside(bounds), ticks(0.0, top, 4))
-    zero = Markup('<line class="zero" x1="{0:.1f}" x2="{0:.1f}" y1="{1:g}" y2="{2:g}"/>').format(
-        on.x(0.0), TOP, HEIGHT - BOTTOM
-    )
+    x_ticks = [tick for tick in ticks(bounds[0], bounds[-1]) if bounds[0] <= tick.value <= bounds[-1]]
+    on = axes((bounds[0], bounds[-1]), x_ticks, ticks(0.0, top, 4))
     bars = [_outline(sample, share, bounds, on) for sample, share in zip(samples, shares, strict=True)]
-    return framed(text, on, zero + Markup("").join(bars))
-
-
-def _ticks_inside(bounds: Sequence[float]) -> list[Tick]:
-    return [tick for tick in ticks(bounds[0], bounds[-1]) if bounds[0] <= tick.value <= bounds[-1]]
+    return framed(text, on, _upright("zero", on.x(0.0)) + Markup("").join(bars))
 
 
 def _shares(sample: Sample, bounds: Sequence[float]) -> list[float]:
@@ -119,15 +96,19 @@ def _shares(sample: Sample, bounds: Sequence[float]) -> list[float]:
     return [100.0 * float(count) / len(sample.values) for count in counts]
 
 
+def _upright(style: str, x: float) -> Markup:
+    return Markup('<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="{:g}" y2="{:g}"/>').format(
+        style, x, x, TOP, HEIGHT - BOTTOM
+    )
+
+
 def _outline(sample: Sample, share: Sequence[float], bounds: Sequence[float], on: Axes) -> Markup:
-    steps = [f"M{on.x(bounds[0]):.1f} {on.y(0):.1f}"]
-    steps += [f"V{on.y(value):.1f}H{on.x(right):.1f}" for value, right in zip(share, bounds[1:], strict=True)]
-    path = "".join([*steps, f"V{on.y(0):.1f}"])
+    steps = [f"V{on.y(value):.1f}H{on.x(right):.1f}" for value, right in zip(share, bounds[1:], strict=True)]
+    path = f"M{on.x(bounds[0]):.1f} {on.y(0):.1f}{''.join(steps)}V{on.y(0):.1f}"
     mean = float(np.clip(np.mean(sample.values), bounds[0], bounds[-1]))
-    return Markup(
-        '<g class="{color}"><path class="area" d="{path}Z"/><path class="line thin" d="{path}"/>'
-        '<line class="mean" x1="{x:.1f}" x2="{x:.1f}" y1="{top:g}" y2="{bottom:g}"/></g>'
-    ).format(color=color_class(sample.color), path=path, x=on.x(mean), top=TOP, bottom=HEIGHT - BOTTOM)
+    return Markup('<g class="{}"><path class="area" d="{}Z"/><path class="line thin" d="{}"/>{}</g>').format(
+        color_class(sample.color), path, path, _upright("mean", on.x(mean))
+    )
 
 
 MOST_POINTS = 3000
@@ -136,25 +117,14 @@ MOST_POINTS = 3000
 
 def scatter(text: Text, points: Sequence[tuple[float, float]], color: int) -> Markup:
     """One cloud; both axes start at zero, or below where there are negative values."""
-    on = _scatter_axes(points)
-    shown = points[:: -(-len(points) // MOST_POINTS)]
-    dots = "".join(f"M{on.x(x):.1f} {on.y(y):.1f}h0" for x, y in shown)
-    cloud = Markup('<path class="cloud {}" d="{}"/>').format(color_class(color), dots)
-    return framed(text, on, _diagonal(on) + cloud)
-
-
-def _scatter_axes(points: Sequence[tuple[float, float]]) -> Axes:
-    x_ticks = ticks(*span([x for x, _ in points], zero=True), 5)
-    y_ticks = ticks(*span([y for _, y in points], zero=True), 5)
-    return axes((x_ticks[0].value, x_ticks[-1].value), x_ticks, y_ticks)
-
-
-def _diagonal(on: Axes) -> Markup:
-    low = max(on.x_ticks[0].value, on.y_ticks[0].value)
-    high = min(on.x_ticks[-1].value, on.y_ticks[-1].value)
-    return Markup('<line class="equal" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
+    x_ticks, y_ticks = (ticks(*span(values, zero=True), 5) for values in zip(*points, strict=True))
+    on = axes((x_ticks[0].value, x_ticks[-1].value), x_ticks, y_ticks)
+    low, high = max(x_ticks[0].value, y_ticks[0].value), min(x_ticks[-1].value, y_ticks[-1].value)
+    equal = Markup('<line class="equal" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
         on.x(low), on.y(low), on.x(high), on.y(high)
     )
+    dots = "".join(f"M{on.x(x):.1f} {on.y(y):.1f}h0" for x, y in points[:: -(-len(points) // MOST_POINTS)])
+    return framed(text, on, equal + Markup('<path class="cloud {}" d="{}"/>').format(color_class(color), dots))
 
 
 ROW, BAR = 44.0, 18.0

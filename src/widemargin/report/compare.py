@@ -22,6 +22,7 @@ from widemargin.errors import InputError
 from widemargin.evaluation.folder import Evaluation
 from widemargin.report.runs import Run
 from widemargin.report.tables import markdown_lines
+from widemargin.report.wording import MARGIN, MARGIN_TRAIN, counted
 
 Result = Mapping[str, Any]
 Settings = Mapping[str, Any]
@@ -35,6 +36,15 @@ class Cell:
     spread: float | None
     """The standard deviation over seeds, with two seeds or more."""
     paper: float | None
+
+    @classmethod
+    def over_seeds(cls, values: Sequence[float], paper: float | None) -> "Cell":
+        """Their mean, and their spread where there are two or more."""
+        return cls(
+            ours=statistics.fmean(values) if values else None,
+            spread=statistics.stdev(values) if len(values) > 1 else None,
+            paper=paper,
+        )
 
     @property
     def difference(self) -> float | None:
@@ -56,20 +66,12 @@ def signed(difference: float) -> str:
 
 
 def compare(columns: Sequence[str], published: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Cell]:
-    """A cell for each column of the table."""
+    """A cell for each column of a table of the paper, over the results of its seeds."""
+    ours = {column: [_ours(column, result) for result in results] for column in columns}
     return {
-        column: _comparison_cell([_ours(column, result) for result in results], published.get(column))
+        column: Cell.over_seeds([value for value in ours[column] if value is not None], _number(published.get(column)))
         for column in columns
     }
-
-
-def _comparison_cell(ours: list[float | None], paper: Any) -> Cell:
-    found = [value for value in ours if value is not None]
-    return Cell(
-        ours=statistics.fmean(found) if found else None,
-        spread=statistics.stdev(found) if len(found) > 1 else None,
-        paper=paper[0] if isinstance(paper, list) else paper,
-    )
 
 
 def _ours(column: str, result: Result) -> float | None:
@@ -82,12 +84,40 @@ def _ours(column: str, result: Result) -> float | None:
     return accuracy.get(column)
 
 
+def _number(published: Any) -> float | None:
+    """Of a margin its mean."""
+    number: float | None = published[0] if isinstance(published, list) else published
+    return number
+
+
 def markdown(title: str, columns: Sequence[str], rows: Sequence[tuple[str, dict[str, Cell]]], note: str = "") -> str:
     """The comparison as a Markdown table."""
     lines = [f"## {title}", "", "ours / paper (difference)" + (f". {note}" if note else ""), ""]
     cells = ([name, *(found[column].text() for column in columns)] for name, found in rows)
     lines += markdown_lines(["row", *columns], cells, align=["---"] * (1 + len(columns)))
     return "\n".join(lines) + "\n"
+
+
+def followup_line(report: Mapping[str, Any]) -> str:
+    """The numbers of a finished evaluation that no column of a table has room for."""
+    found, norm = report["distance"], report["norm"]
+    eps, *more = report["eps"]
+    if found is not None and found["median"] is None:
+        said = f"no adversarial image was found ({norm})"
+    elif found is not None:
+        rank = found["rank_correlation"]
+        said = f"median distance {found['median']:.3f} ({norm})"
+        said += "" if rank is None else f", rank correlation with the margin {rank:.3f}"
+    elif more:
+        curves = {
+            attack: ", ".join(f"{point['accuracy']:.2f} at {point['written']}" for point in points)
+            for attack, points in report["curves"].items()
+        }
+        said = "; ".join(f"{attack} {curve}" for attack, curve in curves.items())
+    else:
+        accuracies = ", ".join(f"{name} {report['accuracy'][name]:.2f}" for name in report["attacks"])
+        said = f"{accuracies} at eps {eps['written']}"
+    return f"{said}; {report['data']['count']:,} images"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,23 +136,26 @@ class Reference:
         plan: Settings = self.settings.get("evaluation", {})
         return plan
 
-    def number(self, column: str) -> float | None:
-        """A published number; of a margin its mean."""
-        value = self.results.get(column)
-        return value[0] if isinstance(value, list) else value
-
-    def attacked(self, attack: str, *, norm: str, eps: float, step: float | None) -> float | None:
-        """The published accuracy under an attack, if it was this one: at another eps or with another step it is not."""
-        if norm != self.plan.get("norm", "linf") or not self.same_eps(eps):
+    def number(
+        self, attack: str, *, norm: str = "", eps: float | None = None, step: float | None = None
+    ) -> float | None:
+        """The published accuracy, or mean margin, if it is of the same thing: at another eps or step it is not."""
+        if attack in (MARGIN, MARGIN_TRAIN):
+            column = "margin_train" if attack == MARGIN_TRAIN else "margin_test"
+            return _number(self.results.get(column)) if norm == "l2" else None
+        if attack == "clean":
+            return _number(self.results.get("clean"))
+        if eps is None or norm != self.plan.get("norm", "linf") or not self.same_eps(eps):
             return None
-        if attack.startswith("pgd") and not self.same_step(step, eps):
+        is_pgd = attack.startswith("pgd")
+        if is_pgd and not self.same_step(step, eps):
             return None
-        generic = "pgd" if attack in self.plan.get("attacks", ()) and attack.startswith("pgd") else attack
-        return self.number(attack) if attack in self.results else self.number(generic)
+        generic = "pgd" if is_pgd and attack in self.plan.get("attacks", ()) else attack
+        return _number(self.results.get(attack, self.results.get(generic)))
 
     def same_eps(self, eps: float) -> bool:
         """Whether the recipe is judged at this eps."""
-        ours = as_number(self.plan.get("eps"))
+        ours = _size(self.plan.get("eps"))
         return ours is not None and math.isclose(ours, eps, rel_tol=1e-6)
 
     def same_step(self, step: float | None, eps: float) -> bool:
@@ -132,10 +165,10 @@ class Reference:
     @property
     def step(self) -> float | None:
         """The step of the recipe's PGD."""
-        return as_number(self.plan.get("step_size"))
+        return _size(self.plan.get("step_size"))
 
 
-def as_number(value: Any) -> float | None:
+def _size(value: Any) -> float | None:
     """A number, or one written as "8/255"."""
     try:
         return None if value is None else float(LiteralFloat(value))
@@ -146,30 +179,28 @@ def as_number(value: Any) -> float | None:
 References = Mapping[str, Reference]
 
 
-def changes(settings: Settings, recipe: Settings) -> list[str]:
+def changes(settings: Settings, recipe: Settings, prefix: str = "") -> list[str]:
     """``["epochs=3", "model.hidden=[64]"]``: what turns the recipe into these settings."""
-    return _changes(settings, {key: value for key, value in recipe.items() if key != "name"}, "")
-
-
-def _changes(ours: Settings, theirs: Settings, prefix: str) -> list[str]:
     found = []
-    for key in [*theirs, *(key for key in ours if key not in theirs)]:
-        mine, other = ours.get(key), theirs.get(key)
-        if mine == other or (prefix + key) == "name":
+    for key in dict.fromkeys([*recipe, *settings]):
+        ours, theirs, path = settings.get(key), recipe.get(key), prefix + key
+        if ours == theirs or path == "name":
             continue
-        if mine is None:
-            found.append(f"{prefix}{key}=none")
-        elif isinstance(mine, dict) and isinstance(other, dict) and mine.get("kind") == other.get("kind"):
-            found += _changes(mine, other, f"{prefix}{key}.")
+        if ours is None:
+            found.append(f"{path}=none")
+        elif isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("kind") == theirs.get("kind"):
+            found += changes(ours, theirs, f"{path}.")
         else:
-            found.append(f"{prefix}{key}={toml_value(mine)}")
+            found.append(f"{path}={toml_value(ours)}")
     return found
 
 
 def toml_value(value: Any) -> str:
     """A value as TOML writes it on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
+        keys = (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key) for key in value)
+        pairs = zip(keys, map(toml_value, value.values()), strict=True)
+        return "{" + ", ".join(f"{key} = {item}" for key, item in pairs) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, bool | str):
@@ -177,10 +208,6 @@ def toml_value(value: Any) -> str:
     if value is None:
         return "none"
     return repr(value) if isinstance(value, int | float) else str(value)
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
 
 
 def lead_to(overrides: list[str], recipe: Settings, settings: Settings) -> bool:
@@ -219,18 +246,22 @@ TEST_IMAGES = {
 
 def notes_of_evaluation(evaluation: Evaluation, run: Run | None, reference: Reference | None) -> list[str]:
     """What must be known of an evaluation, its run and its recipe."""
+    whole = evaluation.whole or TEST_IMAGES.get(evaluation.data)
     notes = [] if evaluation.finished else [f"unfinished: {evaluation.count or 0:,} examples so far"]
     if evaluation.quick:
         notes.append("made quick: a short run and short attacks, not to be compared")
     if run is not None:
         notes += state(run)
-    notes += _fewer_images(evaluation)
+    if evaluation.split != "test":
+        notes.append("judged on held-out images")
+    elif evaluation.finished and evaluation.count is not None and whole is not None and evaluation.count < whole:
+        notes.append(f"judged on the first {evaluation.count:,} of {whole:,} test images")
     notes += differences(settings_of(evaluation, run), reference)
-    if evaluation.quick:
+    if evaluation.quick or reference is None:
         return notes
-    if reference is not None and (why := why_not_compared(evaluation, run, reference)):
+    if why := why_not_compared(evaluation, run, reference):
         return [*notes, f"{why}, so it is not compared with the paper"]
-    return notes + _other_size(evaluation, reference) + _other_step(evaluation, reference)
+    return notes + (_attacked_otherwise(evaluation, reference) if reference.results else [])
 
 
 def why_not_compared(evaluation: Evaluation, run: Run | None, reference: Reference) -> str:
@@ -247,35 +278,23 @@ def why_not_compared(evaluation: Evaluation, run: Run | None, reference: Referen
     return trained_less(settings_of(evaluation, run), reference)
 
 
-def trained_less(settings: Mapping[str, object], reference: Reference) -> str:
+def trained_less(settings: Settings, reference: Reference) -> str:
     """What makes a run too small to be held against its recipe; empty where nothing does."""
     ours, theirs = settings.get("epochs"), reference.settings.get("epochs", 0)
     if isinstance(ours, int) and 2 * ours < theirs:
-        return f"it was trained for {ours:,} epoch{'s' * (ours != 1)}, its recipe for {theirs:,}"
-    limit, theirs = (_data(table).get("train_limit") for table in (settings, reference.settings))
-    return f"it was trained on {limit:,} images alone" if isinstance(limit, int) and theirs is None else ""
-
-
-def _data(settings: Mapping[str, object]) -> Mapping[str, object]:
+        return f"it was trained for {counted(ours, 'epoch')}, its recipe for {theirs:,}"
     data = settings.get("data")
-    return data if isinstance(data, dict) else {}
+    limit = data.get("train_limit") if isinstance(data, dict) else None
+    whole = "train_limit" not in reference.settings.get("data", {})
+    return f"it was trained on {limit:,} images alone" if isinstance(limit, int) and whole else ""
 
 
-def settings_of(evaluation: Evaluation, run: Run | None) -> Mapping[str, object]:
+def settings_of(evaluation: Evaluation, run: Run | None) -> Settings:
     """The configuration of what was judged; empty where it is not known."""
     return evaluation.config or (run.config if run is not None else {})
 
 
-def _fewer_images(evaluation: Evaluation) -> list[str]:
-    if evaluation.split != "test":
-        return ["judged on held-out images"]
-    whole = evaluation.whole or TEST_IMAGES.get(evaluation.data)
-    if not evaluation.finished or evaluation.count is None or whole is None or evaluation.count >= whole:
-        return []
-    return [f"judged on the first {evaluation.count:,} of {whole:,} test images"]
-
-
-def differences(settings: Mapping[str, object], reference: Reference | None) -> list[str]:
+def differences(settings: Settings, reference: Reference | None) -> list[str]:
     """The recipe's own note, and which of its settings were changed."""
     if reference is None or not settings:
         return []
@@ -286,24 +305,17 @@ def differences(settings: Mapping[str, object], reference: Reference | None) -> 
     return note + ([f"changed from the recipe: {shown}"] if changed else [])
 
 
-def _other_size(evaluation: Evaluation, reference: Reference | None) -> list[str]:
-    if reference is None or not reference.results or not evaluation.eps:
-        return []
-    norm, eps = reference.plan.get("norm", "linf"), reference.plan.get("eps")
-    if norm == evaluation.norm and any(reference.same_eps(radius.value) for radius in evaluation.eps):
-        return []
-    return [f"published under attack only at {norm} eps {eps}"]
-
-
-def _other_step(evaluation: Evaluation, reference: Reference | None) -> list[str]:
-    names = sorted({evaluation.radius_of(name)[0] for name in evaluation.accuracy})
-    if reference is None or not reference.results or not any(name.startswith("pgd") for name in names):
-        return []
+def _attacked_otherwise(evaluation: Evaluation, reference: Reference) -> list[str]:
+    """At another eps, or by PGD with another step."""
+    notes, norm = [], reference.plan.get("norm", "linf")
     compared = [radius.value for radius in evaluation.eps if reference.same_eps(radius.value)]
-    if all(reference.same_step(evaluation.step_size, eps) for eps in compared):
-        return []
-    ours, theirs = (f"{step:g}" if step else "eps/4" for step in (evaluation.step_size, reference.step))
-    return [f"its PGD has steps of {ours}, the recipe's of {theirs}, so it is not compared"]
+    if evaluation.eps and (norm != evaluation.norm or not compared):
+        notes.append(f"published under attack only at {norm} eps {reference.plan.get('eps')}")
+    other_step = not all(reference.same_step(evaluation.step_size, eps) for eps in compared)
+    if other_step and any(name.startswith("pgd") for name in evaluation.accuracy):
+        ours, theirs = (f"{step:g}" if step else "eps/4" for step in (evaluation.step_size, reference.step))
+        notes.append(f"its PGD has steps of {ours}, the recipe's of {theirs}, so it is not compared")
+    return notes
 
 
 def state(run: Run) -> list[str]:
@@ -312,31 +324,3 @@ def state(run: Run) -> list[str]:
     if run.finished or run.unread or run.planned is None:
         return lost
     return [f"epoch {run.done} of {run.planned}", *lost]
-
-
-def followup_line(report: Mapping[str, Any]) -> str:
-    """The numbers of a finished evaluation that no column of a table has room for."""
-    images = f"{report['data']['count']:,} images"
-    if report["distance"] is not None:
-        return f"{_distances(report)}; {images}"
-    eps, *more = report["eps"]
-    if more:
-        return f"{_curves(report['curves'])}; {images}"
-    shown = ", ".join(f"{name} {report['accuracy'][name]:.2f}" for name in report["attacks"])
-    return f"{shown} at eps {eps['written']}; {images}"
-
-
-def _distances(report: Mapping[str, Any]) -> str:
-    found, norm = report["distance"], report["norm"]
-    if found["median"] is None:
-        return f"no adversarial image was found ({norm})"
-    rank = found["rank_correlation"]
-    shown = "" if rank is None else f", rank correlation with the margin {rank:.3f}"
-    return f"median distance {found['median']:.3f} ({norm}){shown}"
-
-
-def _curves(curves: Mapping[str, Any]) -> str:
-    return "; ".join(
-        f"{attack} " + ", ".join(f"{point['accuracy']:.2f} at {point['written']}" for point in points)
-        for attack, points in curves.items()
-    )

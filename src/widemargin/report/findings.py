@@ -8,22 +8,15 @@ for a run and its one evaluation.
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, count
+from itertools import chain, count, product
 from pathlib import Path
 
 from widemargin.core.records import Fields, attempted, read_json, visible
 from widemargin.errors import InputError
-from widemargin.evaluation.folder import (
-    REPORT,
-    Evaluation,
-    Radius,
-    accuracies,
-    margins,
-    read_evaluation,
-)
+from widemargin.evaluation.folder import REPORT, Evaluation, Radius, accuracies, margins, read_evaluation
 from widemargin.evaluation.unfinished import is_unfinished_evaluation, read_unfinished
 from widemargin.jobs.job import RESULT
 from widemargin.jobs.sweep import POINTS, SWEEP
@@ -37,17 +30,15 @@ NORM = "l2"
 
 def read_result(folder: Path) -> Evaluation | None:
     """Read a reproduced row; None where ``result.json`` is somebody else's."""
-    path = folder / RESULT
-    content = read_json(path, AGAIN)
+    content = read_json(folder / RESULT, AGAIN)
     if not isinstance(content, dict) or not {"recipe", "accuracy"} <= content.keys():
         return None
-    return _evaluation_of_job(folder, Fields(path, content))
-
-
-def _evaluation_of_job(folder: Path, result: Fields) -> Evaluation:
+    result = Fields(folder / RESULT, content)
     config = result.table("config")
     plan, data = config.table("evaluation"), config.table("data")
+    eps = plan.size("eps")
     kept = {"correct": "margin_test", "train": "margin_train"}
+    times = {name: result.number(f"{name}_seconds") for name in ("training", "evaluation")}
     return Evaluation(
         folder=folder,
         file=result.path,
@@ -59,7 +50,7 @@ def _evaluation_of_job(folder: Path, result: Fields) -> Evaluation:
         epoch=result.count("epoch"),
         data=data.text("name"),
         norm=plan.text("norm", "linf"),
-        eps=[_radius(plan)] if plan.values.get("eps") is not None else [],
+        eps=[] if eps is None else [Radius(plan.text("eps"), eps)],
         step_size=plan.size("step_size"),
         seed=result.whole("seed"),
         attacks=plan.texts("attacks"),
@@ -68,42 +59,36 @@ def _evaluation_of_job(folder: Path, result: Fields) -> Evaluation:
         margin_norm=NORM,
         versions=result.table("versions").words(),
         device=result.text("device"),
-        seconds={
-            name: value
-            for name, key in (("training", "training_seconds"), ("evaluation", "evaluation_seconds"))
-            if (value := result.number(key)) is not None
-        },
+        seconds={name: seconds for name, seconds in times.items() if seconds is not None},
         config=dict(config.values),
         quick=bool(result.values.get("quick")),
     )
 
 
-def _radius(plan: Fields) -> Radius:
-    value = plan.size("eps")
-    if value is None:
-        raise InputError(f"{plan.path}: {plan.prefix}eps is missing")
-    return Radius(plan.text("eps"), value)
-
-
 PARTS = ("evaluation", "autoattack")
 """The folders inside a job whose numbers are of its row."""
-Jobs = Mapping[Path, Evaluation]
 
 
 def joined_to_jobs(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Each job whole; other evaluations inside a job know whether it was made quick, and of what configuration."""
     jobs = {evaluation.folder.resolve(): evaluation for evaluation in evaluations if evaluation.kind == "reproduction"}
-    inside: dict[Path, dict[str, Evaluation]] = defaultdict(dict)
+    others = {evaluation.folder.resolve(): evaluation for evaluation in evaluations if evaluation.kind == "evaluation"}
+    for folder, name in product(jobs, PARTS):
+        part = others.get(folder / name)
+        if part is not None and _is_part_of(jobs[folder], part):
+            jobs[folder] = _joined(jobs[folder], part)
+            del others[folder / name]
+    found = []
     for evaluation in evaluations:
-        if evaluation.kind == "evaluation" and evaluation.folder.name in PARTS:
-            inside[evaluation.folder.resolve().parent][evaluation.folder.name] = evaluation
-    joined = set()
-    for folder in jobs:
-        for part in (inside[folder][name] for name in PARTS if name in inside[folder]):
-            if _is_part_of(jobs[folder], part):
-                jobs[folder] = _joined(jobs[folder], part)
-                joined.add(part.file)
-    return [_with_what_its_job_says(evaluation, jobs) for evaluation in evaluations if evaluation.file not in joined]
+        folder = evaluation.folder.resolve()
+        if evaluation.kind == "reproduction":
+            found.append(jobs[folder])
+        elif folder in others:
+            job = next((jobs[above] for above in folder.parents if above in jobs), None)
+            if job is not None:
+                evaluation = replace(evaluation, quick=job.quick, config=evaluation.config or job.config)
+            found.append(evaluation)
+    return found
 
 
 def _is_part_of(job: Evaluation, part: Evaluation) -> bool:
@@ -144,29 +129,48 @@ def _joined(job: Evaluation, part: Evaluation) -> Evaluation:
     )
 
 
-def _with_what_its_job_says(evaluation: Evaluation, jobs: Jobs) -> Evaluation:
-    if evaluation.kind == "reproduction":
-        return jobs[evaluation.folder.resolve()]
-    job = next((jobs[above] for above in evaluation.folder.resolve().parents if above in jobs), None)
-    return evaluation if job is None else replace(evaluation, quick=job.quick, config=evaluation.config or job.config)
-
-
 def labelled(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> tuple[list[Run], list[Evaluation]]:
     """The same with their labels set; an evaluation without a name of its own takes its run's."""
-    names = unique([run.name for run in runs], [_hints_of_run(run) for run in runs])
+    names = unique([run.name for run in runs], [[f"seed {run.seed}", *_tails(run.folder)] for run in runs])
     runs = [replace(run, label=name) for run, name in zip(runs, names, strict=True)]
-    owners = owners_of(evaluations, runs)
-    wanted = [run.label if run else _own_name(e) for run, e in zip(owners, evaluations, strict=True)]
-    labels = unique(wanted, [_hints_of_evaluation(evaluation) for evaluation in evaluations])
-    taken = {*names, *labels}
-    labels = [
-        _label_of_its_own(label, e.folder, taken) if run is None and label in names else label
-        for label, e, run in zip(labels, evaluations, owners, strict=True)
-    ]
-    return runs, [
-        replace(evaluation, label=label, name=evaluation.name or (run.name if run else None))
-        for evaluation, label, run in zip(evaluations, labels, owners, strict=True)
-    ]
+    owned = list(zip(evaluations, owners_of(evaluations, runs), strict=True))
+    wanted = [run.label if run else e.name or Path(e.target).name or e.folder.name for e, run in owned]
+    labels = unique(wanted, [_hints(evaluation) for evaluation in evaluations])
+    taken, found = {*names, *labels}, []
+    for label, (evaluation, run) in zip(labels, owned, strict=True):
+        name = evaluation.name or (run.name if run else None)
+        if run is None and label in names:  # it is not the run of that name that was judged
+            hints = chain(_tails(evaluation.folder), map(str, count(2)))
+            label = next(longer for hint in hints if (longer := f"{label} · {hint}") not in taken)
+        found.append(replace(evaluation, label=label, name=name))
+    return runs, found
+
+
+def _hints(e: Evaluation) -> list[str]:
+    """What may tell evaluations of one name apart."""
+    eps = ", ".join(radius.written for radius in e.eps)
+    return [f"seed {e.seed}", e.weights, e.norm, f"eps {eps}", e.data, *_tails(e.folder)]
+
+
+def _tails(folder: Path) -> list[str]:
+    """The last part of a path, the last two, and so on."""
+    parts = folder.resolve().parts
+    return ["/".join(parts[-length:]).replace("//", "/") for length in range(1, len(parts) + 1)]
+
+
+def unique(names: Sequence[str], hints: Sequence[Sequence[str]]) -> list[str]:
+    """Names that occur twice get the first hint that tells their bearers apart, or a number."""
+    groups = defaultdict(list)
+    for number, name in enumerate(names):
+        groups[name].append(number)
+    labels = list(names)
+    for name, members in groups.items():
+        columns = zip(*(hints[member] for member in members), strict=False)
+        counts = map(str, range(1, len(members) + 1))
+        told = next((column for column in columns if len(set(column)) == len(column)), tuple(counts))
+        for member, hint in zip(members, told, strict=True):
+            labels[member] = f"{name} · {hint}" if len(members) > 1 else name
+    return labels
 
 
 def owners_of(evaluations: Sequence[Evaluation], runs: Sequence[Run]) -> list[Run | None]:
@@ -199,13 +203,13 @@ class _Places:
             return self._runs[min(around)]
         if evaluation.checkpoint and evaluation.checkpoint in self._weights:
             return self._weights[evaluation.checkpoint]
-        alike = {number for path in (target, target.parent) for number in self._like(path)}
+        alike = {  # a path relative to who knows where
+            number
+            for path in (target, target.parent)
+            for number in self._named.get(path.name, ())
+            if self._runs[number].folder.resolve().parts[-len(path.parts) :] == path.parts
+        }
         return self._runs[alike.pop()] if len(alike) == 1 else None
-
-    def _like(self, path: Path) -> list[int]:
-        """The runs that a path, relative to who knows where, may be."""
-        tail = path.parts
-        return [n for n in self._named.get(path.name, ()) if self._runs[n].folder.resolve().parts[-len(tail) :] == tail]
 
 
 def _place(path: Path) -> Path | None:
@@ -214,52 +218,6 @@ def _place(path: Path) -> Path | None:
         return path.resolve() if path.parts and path.exists() else None
     except (OSError, ValueError, RuntimeError):
         return None
-
-
-def unique(names: Sequence[str], hints: Sequence[Sequence[str]]) -> list[str]:
-    """Names that occur twice get the first hint that tells their bearers apart."""
-    groups = defaultdict(list)
-    for number, name in enumerate(names):
-        groups[name].append(number)
-    labels = list(names)
-    for name, members in groups.items():
-        if len(members) > 1:
-            for number, hint in zip(members, _distinct_hints([hints[member] for member in members]), strict=True):
-                labels[number] = f"{name} · {hint}"
-    return labels
-
-
-def _label_of_its_own(name: str, folder: Path, taken: Collection[str]) -> str:
-    """The name with as much of the folder as nobody else has; it is not the run of that name that was judged."""
-    hints = chain(_tails(folder), map(str, count(2)))
-    return next(label for hint in hints if (label := f"{name} · {hint}") not in taken)
-
-
-def _distinct_hints(hints: list[Sequence[str]]) -> list[str]:
-    for column in zip(*hints, strict=False):
-        if len(set(column)) == len(column):
-            return list(column)
-    return [str(number) for number in range(1, len(hints) + 1)]
-
-
-def _own_name(evaluation: Evaluation) -> str:
-    return evaluation.name or Path(evaluation.target).name or evaluation.folder.name
-
-
-def _hints_of_run(run: Run) -> list[str]:
-    return [f"seed {run.seed}", *_tails(run.folder)]
-
-
-def _hints_of_evaluation(evaluation: Evaluation) -> list[str]:
-    eps = ", ".join(radius.written for radius in evaluation.eps)
-    seed = f"seed {evaluation.seed}"
-    return [seed, evaluation.weights, evaluation.norm, f"eps {eps}", evaluation.data, *_tails(evaluation.folder)]
-
-
-def _tails(folder: Path) -> list[str]:
-    """The last part of a path, the last two, and so on."""
-    parts = folder.resolve().parts
-    return ["/".join(parts[-length:]).replace("//", "/") for length in range(1, len(parts) + 1)]
 
 
 @dataclass
@@ -332,8 +290,9 @@ def _folders(folder: Path, faults: list[str]) -> Iterator[Path]:
 
 
 def _read(folder: Path, found: Findings) -> None:
-    evaluation = attempted(partial(_evaluation, faults=found.faults), folder, found.faults)
-    if evaluation is not None:
+    finished = (folder / REPORT).is_file()
+    read = read_evaluation if finished else read_unfinished if is_unfinished_evaluation(folder) else None
+    if read and (evaluation := attempted(partial(read, faults=found.faults), folder, found.faults)) is not None:
         found.evaluations.append(evaluation)
     if (folder / RESULT).is_file() and (result := attempted(read_result, folder, found.faults)) is not None:
         found.evaluations.append(result)
@@ -343,9 +302,3 @@ def _read(folder: Path, found: Findings) -> None:
         run = read_run(folder, found.faults)
         if run.config or not run.unread:
             found.runs.append(run)
-
-
-def _evaluation(folder: Path, faults: list[str]) -> Evaluation | None:
-    if (folder / REPORT).is_file():
-        return read_evaluation(folder, faults)
-    return read_unfinished(folder, faults) if is_unfinished_evaluation(folder) else None

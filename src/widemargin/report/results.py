@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, stdev
 
 from widemargin.evaluation.folder import Evaluation, Radius
 from widemargin.report.compare import (
@@ -129,15 +128,19 @@ def result_tables(found: Findings, references: References) -> list[Results]:
 def _of_evaluation(evaluation: Evaluation, run: Run | None, references: References) -> Row:
     reference = references.get(evaluation.name or "")
     compared = None if reference is None or why_not_compared(evaluation, run, reference) else reference
-    step = evaluation.step_size
-    cells = {measure: _cell(measure, value, None, compared, step) for measure, value in _attacked(evaluation).items()}
+    cells = {}
+    for name, value in evaluation.accuracy.items():
+        attack, radius = evaluation.radius_of(name)
+        if "/" not in attack:  # the parts of AutoAttack have a section of their own
+            measure = Measure(attack, radius, evaluation.norm) if attack != "clean" else CLEAN
+            cells[measure] = _cell(measure, value, None, compared, evaluation.step_size)
     for margins in evaluation.margins:
         if margins.of in _MARGINS and margins.mean is not None:
             measure = Measure(_MARGINS[margins.of], norm=margins.norm)
             cells[measure] = _cell(measure, margins.mean, margins.std, compared)
     return Row(
         label=evaluation.label,
-        kind=f"quick {evaluation.kind}" if evaluation.quick else evaluation.kind,
+        kind=_kind(evaluation),
         images=evaluation.count,
         data=evaluation.data,
         cells=cells,
@@ -146,44 +149,27 @@ def _of_evaluation(evaluation: Evaluation, run: Run | None, references: Referenc
     )
 
 
-def _attacked(evaluation: Evaluation) -> dict[Measure, float]:
-    """Accuracies by measure; the parts of AutoAttack have a section of their own."""
-    found = {}
-    for name, value in evaluation.accuracy.items():
-        attack, radius = evaluation.radius_of(name)
-        if "/" not in attack:
-            found[Measure(attack, radius, evaluation.norm) if attack != "clean" else CLEAN] = value
-    return found
+def _kind(evaluation: Evaluation) -> str:
+    return f"quick {evaluation.kind}" if evaluation.quick else evaluation.kind
 
 
 def _cell(
     measure: Measure, value: float, spread: float | None, reference: Reference | None, step: float | None = None
 ) -> Cell:
-    return Cell(ours=value, spread=spread, paper=None if reference is None else published(measure, reference, step))
-
-
-def published(measure: Measure, reference: Reference, step: float | None) -> float | None:
-    """The paper's number for a measure, where it is of the same thing; ``step`` is that of PGD."""
-    if measure.attack in (MARGIN, MARGIN_TRAIN):
-        column = "margin_train" if measure.attack == MARGIN_TRAIN else "margin_test"
-        return reference.number(column) if measure.norm == "l2" else None
-    if measure.attack == "clean":
-        return reference.number("clean")
-    if measure.radius is None or measure.attack == ROBUST:
-        return None
-    return reference.attacked(measure.attack, norm=measure.norm, eps=measure.radius.value, step=step)
+    eps = measure.radius.value if measure.radius else None
+    paper = reference.number(measure.attack, norm=measure.norm, eps=eps, step=step) if reference else None
+    return Cell(value, spread, paper)
 
 
 def _of_run(run: Run, references: References, *, begun: bool) -> Row:
     reference = references.get(run.name)
-    last: dict[Measure, float] = {}
-    for key, measure in (("test_clean", CLEAN), ("test_robust", Measure(ROBUST))):
-        curve = run.curve(key)
-        if curve:
-            last[measure] = curve[-1][1]
     less = "" if reference is None else trained_less({**run.config, "epochs": run.done}, reference)
-    compared = None if less else reference
-    cells = {measure: _cell(measure, value, None, compared) for measure, value in last.items()}
+    watched = {CLEAN: run.curve("test_clean"), Measure(ROBUST): run.curve("test_robust")}
+    cells = {
+        measure: _cell(measure, curve[-1][1], None, None if less else reference)
+        for measure, curve in watched.items()
+        if curve
+    }
     why = "no image is judged yet" if begun else "not evaluated"
     notes = [f"{why}: as watched in training", *state(run), *differences(run.config, reference)]
     notes += [f"{less}, so it is not compared with the paper"] if less and cells else []
@@ -199,42 +185,34 @@ def _of_run(run: Run, references: References, *, begun: bool) -> Row:
 
 def _seed_means(pairs: Sequence[tuple[Evaluation, Run | None]], rows: Sequence[Row]) -> list[Row]:
     """A row for each recipe reproduced with several seeds, or run with seeds that are all it differs in."""
-    groups: dict[str, dict[object, tuple[Evaluation, Row]]] = {}
+    groups: dict[str, dict[object, tuple[Evaluation, Row]]] = defaultdict(dict)
     for (evaluation, run), row in zip(pairs, rows, strict=True):
         settings = settings_of(evaluation, run)
         if evaluation.kind == "reproduction":
-            groups.setdefault(f"{evaluation.quick} {evaluation.name}", {})[evaluation.folder] = evaluation, row
+            groups[f"{evaluation.quick} {evaluation.name}"][evaluation.folder] = evaluation, row
         elif evaluation.name and settings and evaluation.finished and not evaluation.quick:
-            groups.setdefault(_but_for_the_seed(evaluation, settings), {})[str(settings.get("seed", 0))] = (
-                evaluation,
-                row,
-            )
+            groups[_but_for_the_seed(evaluation, settings)][str(settings.get("seed", 0))] = evaluation, row
     found = [list(members.values()) for members in groups.values() if len(members) > 1]
-    names = [f"{members[0][0].name}, mean of {len(members)} seeds" for members in found]
-    labels = unique(names, [_hints(members[0][0]) for members in found])
+    firsts = [members[0][0] for members in found]
+    labels = unique(
+        [f"{first.name}, mean of {len(members)} seeds" for first, members in zip(firsts, found, strict=True)],
+        [[e.norm, f"eps {', '.join(radius.written for radius in e.eps)}", str(e.folder)] for e in firsts],
+    )
     return [_mean(label, [row for _, row in members]) for label, members in zip(labels, found, strict=True)]
 
 
 def _but_for_the_seed(evaluation: Evaluation, settings: Mapping[str, object]) -> str:
     """Everything that two evaluations of the same thing have in common."""
-    trained = {key: value for key, value in settings.items() if key != "seed"}
-    radii = [radius.value for radius in evaluation.eps]
-    how = (evaluation.attacks, evaluation.norm, radii, evaluation.step_size, evaluation.search, evaluation.weights)
-    on = (evaluation.name, evaluation.data, evaluation.split, evaluation.count)
-    return json.dumps([trained, how, on], sort_keys=True, default=str)
-
-
-def _hints(evaluation: Evaluation) -> list[str]:
-    """What tells the means of a recipe apart."""
-    return [evaluation.norm, f"eps {', '.join(radius.written for radius in evaluation.eps)}", str(evaluation.folder)]
+    e, trained = evaluation, {key: value for key, value in settings.items() if key != "seed"}
+    how = (e.attacks, e.norm, [radius.value for radius in e.eps], e.step_size, e.search, e.weights)
+    return json.dumps([trained, how, (e.name, e.data, e.split, e.count)], sort_keys=True, default=str)
 
 
 def _mean(label: str, rows: Sequence[Row]) -> Row:
     cells = {}
     for measure in in_order(measure for row in rows for measure in row.cells):
-        values = [cell.ours for row in rows if (cell := row.cells.get(measure)) and cell.ours is not None]
-        paper = next((row.cells[measure].paper for row in rows if measure in row.cells), None)
-        cells[measure] = Cell(ours=fmean(values), spread=stdev(values) if len(values) > 1 else None, paper=paper)
+        found = [row.cells[measure] for row in rows if measure in row.cells]
+        cells[measure] = Cell.over_seeds([cell.ours for cell in found if cell.ours is not None], found[0].paper)
     return Row(
         label=label,
         kind="quick mean" if rows[0].kind.startswith("quick") else "mean",
@@ -281,53 +259,43 @@ def _number_entry(measure: Measure, row: Row) -> Entry | None:
     return Entry(ours, (f"paper {measure.number(cell.paper)}", minus(measure.number(cell.difference, signed=True))))
 
 
-COLUMNS = (
-    *("name", "kind", "data", "measure", "norm", "eps", "eps_value"),
-    *("value", "spread", "paper", "difference", "images"),
-)
+COLUMNS = ("kind", "data", "measure", "norm", "eps", "eps_value", "value", "spread", "paper", "difference", "images")
 
 
 def numbers_table(found: Sequence[Results], evaluations: Sequence[Evaluation]) -> Table:
     """Every number in a row of its own, for machines: the results, the parts of AutoAttack, and distances."""
-    rows = [
-        (row.label, _numbers(row.kind, row.data, measure, row.cells[measure], row.images))
-        for results in found
-        for row in results.rows
-        for measure in results.measures
+    numbers = [
+        (row, measure, row.cells[measure])
+        for table in found
+        for row in table.rows
+        for measure in table.measures
         if measure in row.cells
     ]
-    for evaluation in evaluations:
-        kind = f"quick {evaluation.kind}" if evaluation.quick else evaluation.kind
-        for measure, value in (*_parts(evaluation), *_distances(evaluation)):
-            cell = Cell(value, None, None)
-            rows.append((evaluation.label, _numbers(kind, evaluation.data, measure, cell, evaluation.count)))
+    for e in evaluations:
+        row = Row(label=e.label, kind=_kind(e), data=e.data, images=e.count, cells={})
+        numbers += [(row, measure, Cell(value, None, None)) for measure, value in _without_a_column(e)]
     return Table(
         title="Numbers",
-        heads=[Head(name) for name in COLUMNS],
-        rows=[[*map(Entry, (label, *words))] for label, words in rows],
+        heads=[Head("name"), *map(Head, COLUMNS)],
+        rows=[[*map(Entry, (row.label, *_words(row, measure, cell)))] for row, measure, cell in numbers],
     )
 
 
-def _numbers(kind: str, data: str, measure: Measure, cell: Cell, images: int | None) -> list[str]:
+def _words(row: Row, measure: Measure, cell: Cell) -> list[str]:
     radius = measure.radius
     size = ["", ""] if radius is None else [radius.written, f"{radius.value:.8g}"]
     values = ("" if v is None else f"{v:.6g}" for v in (cell.ours, cell.spread, cell.paper, cell.difference))
-    return [kind, data, measure.attack, measure.norm, *size, *values, "" if images is None else str(images)]
+    images = "" if row.images is None else str(row.images)
+    return [row.kind, row.data, measure.attack, measure.norm, *size, *values, images]
 
 
-def _parts(evaluation: Evaluation) -> Iterator[tuple[Measure, float]]:
+def _without_a_column(evaluation: Evaluation) -> Iterator[tuple[Measure, float]]:
+    """The parts of AutoAttack; the median distance, and how the order of the distances agrees with that of margins."""
     for name, accuracy in evaluation.accuracy.items():
         attack, radius = evaluation.radius_of(name)
         if "/" in attack:
             yield Measure(attack, radius, evaluation.norm), accuracy
-
-
-def _distances(evaluation: Evaluation) -> Iterator[tuple[Measure, float]]:
-    """The median over correctly classified images, and how the order of the distances agrees with that of margins."""
-    distance = evaluation.distance
-    for name, value in (
-        ("distance_median", distance and distance.median),
-        ("distance_rank_correlation", distance and distance.rank_correlation),
-    ):
-        if isinstance(value, float):
-            yield Measure(name, None, evaluation.norm), value
+    if (distance := evaluation.distance) is not None:
+        for name, value in (("median", distance.median), ("rank_correlation", distance.rank_correlation)):
+            if value is not None:
+                yield Measure(f"distance_{name}", None, evaluation.norm), value

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,12 @@ def is_run(folder: Path) -> bool:
 
 def read_run(folder: Path, faults: list[str] | None = None) -> Run:
     """Read what there is of a run."""
-    there = (folder / METRICS).is_file()
-    run = (attempted(_configured, folder, faults) if (folder / CONFIG).is_file() else None) or Run(
-        folder=folder, name=folder.name, config={}, epochs=()
-    )
-    metrics = attempted(_read_metrics, folder / METRICS, faults) if there else _Metrics([], [])
-    if metrics is None:
-        return replace(run, unread=True)
-    return replace(run, epochs=metrics.epochs, alarms=metrics.alarms, cut_off=metrics.cut_off)
+    nameless = Run(folder=folder, name=folder.name, config={}, epochs=())
+    run = attempted(_configured, folder, faults) if (folder / CONFIG).is_file() else nameless
+    run = nameless if run is None else run
+    if not (folder / METRICS).is_file():
+        return run
+    return attempted(partial(_measured, run=run), folder / METRICS, faults) or replace(run, unread=True)
 
 
 def _configured(folder: Path) -> Run:
@@ -122,31 +121,27 @@ def _configured(folder: Path) -> Run:
     )
 
 
-@dataclass
-class _Metrics:
-    epochs: list[Epoch]
-    alarms: list[RunAlarm]
-    cut_off: bool = False
-
-
-def _read_metrics(path: Path) -> _Metrics:
-    lines, found = Lines(path), _Metrics([], [])
+def _measured(path: Path, run: Run) -> Run:
+    """The run with its epochs, each later than the one before."""
+    lines, epochs, alarms = Lines(path), list[Epoch](), list[RunAlarm]()
     for number, line in enumerate(lines, start=1):
         if number > ENTRIES:
             raise InputError(f"{path} has more than {ENTRIES:,} lines; is it a metrics file?")
-        epoch, before = _epoch(path, number, line), found.epochs[-1]["epoch"] if found.epochs else -math.inf
+        epoch, before = _epoch(path, number, line), epochs[-1]["epoch"] if epochs else -math.inf
         if epoch["epoch"] <= before:
             raise InputError(
                 f"{path}: line {number} is of epoch {epoch['epoch']:g}, after one of epoch {before:g}; train on this "
                 "folder again, which puts the file in order, or put back a copy"
             )
-        alarms = Fields(path, line, f"line {number}: ").texts("alarms")
-        found.epochs.append(epoch)
-        found.alarms += [RunAlarm(int(epoch["epoch"]), alarm) for alarm in alarms]
-        if len(found.alarms) > ALARMS:
+        epochs.append(epoch)
+        names = Fields(path, line, f"line {number}: ").texts("alarms")
+        alarms += [RunAlarm(int(epoch["epoch"]), name) for name in names]
+        if len(alarms) > ALARMS:
             raise InputError(f"{path} holds more than {ALARMS:,} alarms; was it damaged?")
-    found.cut_off = lines.cut_off
-    return found
+    return replace(run, epochs=epochs, alarms=alarms, cut_off=lines.cut_off)
+
+
+SHARES = ("_clean", "_robust", "_accuracy")
 
 
 def _epoch(path: Path, number: int, line: dict[str, Any]) -> Epoch:
@@ -154,15 +149,11 @@ def _epoch(path: Path, number: int, line: dict[str, Any]) -> Epoch:
     numbers = {
         sys.intern(key): float(value)
         for key, value in line.items()
-        if type(value) in (int, float) and abs(value) <= LARGEST and not (_is_share(key) and not 0 <= value <= 100)
+        if type(value) in (int, float) and abs(value) <= LARGEST and (not key.endswith(SHARES) or 0 <= value <= 100)
     }
     if "epoch" not in numbers:
         raise InputError(f"{path}: line {number} has no epoch; is it a metrics file?")
     return numbers
-
-
-def _is_share(key: str) -> bool:
-    return key.endswith(("_clean", "_robust", "_accuracy"))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

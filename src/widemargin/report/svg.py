@@ -62,8 +62,9 @@ def _tick_text(value: float, step: float) -> str:
     """A value with as many digits as its step needs; very large and very small ones with an exponent."""
     if not 5e-4 <= step < 2e4:
         return f"{value:.3g}"
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9) + (1 if _is_quarter(step) else 0))
-    return f"{value:.{decimals}f}"
+    power = math.floor(math.log10(step) + 1e-9)
+    is_quarter = math.isclose(step / 10**power, 2.5)  # 2.5, 0.25 and so on need a digit more
+    return f"{value:.{max(0, is_quarter - power)}f}"
 
 
 def whole_ticks(low: float, high: float, wanted: int = 5) -> list[Tick]:
@@ -79,11 +80,6 @@ def nice_step(rough: float) -> float:
     """The round number just above."""
     power: float = 10.0 ** math.floor(math.log10(rough))
     return next((step * power for step in STEPS if rough <= step * power * (1 + 1e-9)), 10 * power)
-
-
-def _is_quarter(step: float) -> bool:
-    """Whether the step is 2.5, 0.25 and so on, which needs a digit more."""
-    return math.isclose(step / 10 ** math.floor(math.log10(step) + 1e-9), 2.5)
 
 
 WIDTH, HEIGHT = 360.0, 236.0
@@ -128,40 +124,24 @@ def svg(text: Text, body: Markup, *, height: float = HEIGHT) -> Markup:
 
 def framed(text: Text, on: Axes, body: Markup) -> Markup:
     """A chart with axes: quiet horizontal lines, numbers, units."""
-    return svg(text, _y_axis(on) + _x_axis(on) + body + _units(text))
-
-
-def _y_axis(on: Axes) -> Markup:
     row = Markup(
         '<line class="grid" x1="{left:g}" x2="{right:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
         '<text class="tick" x="{at:g}" y="{y:.1f}" dy="3.5" text-anchor="end">{text}</text>'
-    )
-    rows = [
-        row.format(left=LEFT, right=WIDTH - RIGHT, y=on.y(t.value), at=LEFT - 6, text=minus(t.text)) for t in on.y_ticks
-    ]
-    return Markup("").join(rows)
-
-
-def _x_axis(on: Axes) -> Markup:
-    bottom = HEIGHT - BOTTOM
-    line = Markup('<line class="axis" x1="{0:g}" x2="{1:g}" y1="{2:g}" y2="{2:g}"/>').format(
-        LEFT, WIDTH - RIGHT, bottom
     )
     mark = Markup(
         '<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{y:g}" y2="{end:g}"/>'
         '<text class="tick" x="{x:.1f}" y="{at:g}" text-anchor="middle">{text}</text>'
     )
-    marks = [
+    left, right, bottom = LEFT, WIDTH - RIGHT, HEIGHT - BOTTOM
+    rows = (row.format(left=left, right=right, y=on.y(t.value), at=left - 6, text=minus(t.text)) for t in on.y_ticks)
+    axis = Markup('<line class="axis" x1="{0:g}" x2="{1:g}" y1="{2:g}" y2="{2:g}"/>').format(left, right, bottom)
+    marks = (
         mark.format(x=on.x(t.value), y=bottom, end=bottom + 4, at=bottom + 16, text=minus(t.text)) for t in on.x_ticks
-    ]
-    return line + Markup("").join(marks)
-
-
-def _units(text: Text) -> Markup:
-    return Markup(
-        '<text class="unit" x="{x:g}" y="{y:g}" text-anchor="end">{across}</text>'
-        '<text class="unit" x="0" y="11">{up}</text>'
-    ).format(x=WIDTH - RIGHT, y=HEIGHT - 5, across=text.x, up=text.y)
+    )
+    units = Markup(
+        '<text class="unit" x="{:g}" y="{:g}" text-anchor="end">{}</text><text class="unit" x="0" y="11">{}</text>'
+    ).format(right, HEIGHT - 5, text.x, text.y)
+    return svg(text, Markup("").join([*rows, axis, *marks, body, units]))
 
 
 COLORS = 8
@@ -178,6 +158,12 @@ class Series:
     color: int
     points: Points
     spread: Sequence[float] = ()
+
+    def edges(self) -> tuple[Points, Points]:
+        """The lower and the upper edge of the band; without one, the line itself."""
+        spread = self.spread or [0.0] * len(self.points)
+        lower, upper = ([(x, y + sign * s) for (x, y), s in zip(self.points, spread, strict=True)] for sign in (-1, 1))
+        return lower, upper
 
 
 def color_class(number: int) -> str:
