@@ -1,56 +1,79 @@
-"""What every model promises, run over each of them at a small size; and its first layer, the normalization."""
+"""What every model promises, built small from its configuration; its first weights, and its first layer."""
 
-from collections.abc import Callable
+import dataclasses
+import math
+import types
+import typing
 
 import pytest
 import torch
 from torch import nn
 
+from oracles import images as random_images
+from widemargin.config.toml import from_dict, to_dict, with_overrides
 from widemargin.errors import InputError
-from widemargin.heads import LinearHead
+from widemargin.heads import Hypersphere, LargeMargin, Linear, LinearHead
 from widemargin.models import (
     CIFAR10_NORMALIZATION,
-    CNN,
-    MLP,
     MNIST_NORMALIZATION,
+    MODELS,
     TEACHER_STRIDES,
     Classifier,
+    CNNConfig,
+    LBGATTeacherConfig,
+    MLPConfig,
+    ModelConfig,
     Normalization,
     Normalize,
-    ResNet18,
-    WideResNet,
+    PreActResNet18Config,
+    ResNet18Config,
+    WideResNetConfig,
+    build_model,
 )
+from widemargin.recipes import find_recipe
 
 SHAPE = (2, 20, 20)
-TINY: dict[str, Callable[..., Classifier]] = {
-    "mlp": lambda **options: MLP(image_shape=SHAPE, num_classes=3, hidden=(8, 6), **options),
-    "cnn": lambda **options: CNN(image_shape=SHAPE, num_classes=3, **options),
-    "resnet18": lambda **options: ResNet18(image_shape=SHAPE, num_classes=3, width=2, **options),
-    "lbgat-teacher": lambda **options: ResNet18(
-        image_shape=SHAPE, num_classes=3, width=2, strides=TEACHER_STRIDES, **options
-    ),
-    "wrn-trades": lambda **options: WideResNet(
-        image_shape=SHAPE, num_classes=3, depth=10, widen=2, variant="trades", **options
-    ),
-    "wrn-madry": lambda **options: WideResNet(
-        image_shape=SHAPE, num_classes=3, depth=10, widen=2, variant="madry", **options
-    ),
+TINY: dict[str, ModelConfig] = {
+    "mlp": MLPConfig(hidden=(8, 6)),
+    "cnn": CNNConfig(),
+    "resnet18": ResNet18Config(width=2),
+    "preact-resnet18": PreActResNet18Config(width=2),
+    "lbgat-teacher": LBGATTeacherConfig(width=2),
+    "wrn-34-10": WideResNetConfig(depth=10, widen=2, variant="madry"),
+    "wrn-34-10 of TRADES": WideResNetConfig(depth=10, widen=2, variant="trades"),
 }
 
 
+def build(config: ModelConfig, *, seed: int | None = 0, **options: typing.Any) -> Classifier:
+    return build_model(config, **{"image_shape": SHAPE, "num_classes": 3, "seed": seed, **options})
+
+
 @pytest.fixture(params=TINY)
-def make(request: pytest.FixtureRequest) -> Callable[..., Classifier]:
-    torch.manual_seed(0)
+def config(request: pytest.FixtureRequest) -> ModelConfig:
     return TINY[request.param]
 
 
+@pytest.fixture
+def model(config: ModelConfig) -> Classifier:
+    return build(config)
+
+
 def images(count: int = 3) -> torch.Tensor:
-    return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(1))
+    return random_images(count, *SHAPE, dtype=torch.float32)
 
 
-def test_logits_are_the_head_of_the_features(make: Callable[..., Classifier]) -> None:
-    model, x = make().eval(), images()
-    features = model.features(x)
+def same(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_every_name_has_a_tiny_one_here() -> None:
+    assert {name: type(config) for name, config in TINY.items() if " " not in name} == MODELS
+
+
+def test_logits_are_the_head_of_the_features(model: Classifier) -> None:
+    x = images()
+    features = model.eval().features(x)
     assert features.shape == (3, model.feature_size)
     assert model(x).shape == (3, model.num_classes)
     assert torch.equal(model(x), model.head(features))
@@ -58,24 +81,19 @@ def test_logits_are_the_head_of_the_features(make: Callable[..., Classifier]) ->
     assert any(module is model.head for module in model.modules())
 
 
-def test_one_sample_alone_gives_what_it_gives_in_a_batch(make: Callable[..., Classifier]) -> None:
-    model, x = make().eval().double(), images().double()
+def test_one_sample_alone_gives_what_it_gives_in_a_batch(model: Classifier) -> None:
+    model, x = model.eval().double(), images().double()
     torch.testing.assert_close(model(x[1:2]), model(x)[1:2])
 
 
-def test_one_sample_trains(make: Callable[..., Classifier]) -> None:
-    model = make().train()
-    logits = model(images(1))
+def test_one_sample_trains(model: Classifier) -> None:
+    logits = model.train()(images(1))
     logits.sum().backward()
-    assert torch.isfinite(logits).all()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-    assert all(p.grad is not None for p in model.parameters())
+    assert logits.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_evaluation_leaves_the_state_alone_and_training_moves_batch_norm(
-    make: Callable[..., Classifier],
-) -> None:
-    model = make()
+def test_evaluation_leaves_the_state_alone_and_training_moves_batch_norm(model: Classifier) -> None:
     before = {key: value.clone() for key, value in model.state_dict().items()}
     model.eval()(images())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -84,8 +102,8 @@ def test_evaluation_leaves_the_state_alone_and_training_moves_batch_norm(
     assert moved == {key for key in before if "running_" in key or "num_batches" in key}
 
 
-def test_double_backward_matches_a_finite_difference(make: Callable[..., Classifier]) -> None:
-    model, x = make().eval().double(), images(2).double().requires_grad_()
+def test_double_backward_matches_a_finite_difference(model: Classifier) -> None:
+    model, x = model.eval().double(), images(2).double().requires_grad_()
 
     def penalty() -> torch.Tensor:
         (gradient,) = torch.autograd.grad(model(x)[:, 0].sum(), x, create_graph=True)
@@ -105,72 +123,159 @@ def test_double_backward_matches_a_finite_difference(make: Callable[..., Classif
     assert (up - down) / 2e-7 == pytest.approx((second * direction).sum().item(), rel=1e-4)
 
 
-def test_no_normalization_adds_no_keys_and_neither_does_one(make: Callable[..., Classifier]) -> None:
+@pytest.mark.parametrize("shape", [(3, 1, 20, 20), (3, 2, 20, 24), (2, 20, 20), (3, 800)])
+def test_wrong_images_are_refused_by_name(model: Classifier, shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError) as caught:
+        model(torch.rand(shape))
+    assert f"{type(model).__name__} expects images of shape (B, 2, 20, 20), got {shape}" in str(caught.value)
+
+
+def test_bytes_are_refused(model: Classifier) -> None:
+    with pytest.raises(InputError, match=r"got torch.uint8; divide by 255"):
+        model(torch.zeros(1, *SHAPE, dtype=torch.uint8))
+
+
+def test_a_head_can_be_chosen_and_must_keep_the_contract(config: ModelConfig) -> None:
+    model = build(config, make_head=lambda features, classes: LinearHead(features, classes, bias=False))
+    assert isinstance(model.head, LinearHead)
+    assert model.head.bias is None
+    assert model(images()).shape == (3, 3)
+    with pytest.raises(InputError, match=r"make_head must make a module with training_logits.*got Linear;"):
+        build(config, make_head=nn.Linear)
+
+
+@pytest.mark.parametrize("name", ["mlp", "wrn-34-10"])
+def test_compiles_in_one_graph(name: str) -> None:
+    config = dataclasses.replace(TINY[name], normalize=Normalization(mean=(0.4, 0.5), std=(0.2, 0.3)))
+    model, x = build(config).eval(), images()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+# From a configuration
+
+
+def test_a_seed_decides_the_weights_and_the_global_state_stays(config: ModelConfig) -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first, again, other = (build(config, seed=seed) for seed in (7, 7, 8))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert same(first, again)
+    assert not same(first, other)
+    torch.rand(3)  # whatever the global state is
+    with torch.device("meta"):  # and the default device
+        assert same(first, build(config, seed=7))
+
+
+def test_without_a_seed_no_two_are_alike_whatever_the_global_state() -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    one, other = (build(TINY["mlp"], seed=None) for _ in range(2))
+    assert not same(one, other)
+    with pytest.raises(InputError):
+        build(CNNConfig(), image_shape=(3, 8, 8))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True])
+def test_the_seed_is_checked(seed: object) -> None:
+    with pytest.raises(InputError, match=r"build_model.seed must be an integer in \[0, 2\^63\) or None"):
+        build(TINY["mlp"], seed=seed)  # type: ignore[arg-type]
+
+
+def test_the_defaults_are_the_papers() -> None:
+    assert MLPConfig().hidden == (1024,) * 4
+    assert WideResNetConfig() == WideResNetConfig(depth=34, widen=10, variant="madry", normalize=None)
+    assert ResNet18Config().width == LBGATTeacherConfig().width == 64
+    assert TEACHER_STRIDES == (1, 1, 2, 2)
+
+
+def test_the_fields_reach_the_network() -> None:
+    mlp = build(MLPConfig(hidden=(5, 4)))
+    assert [tuple(layer.weight.shape) for layer in mlp.fcs] == [(5, 800), (4, 5), (3, 4)]
+    wide = build(WideResNetConfig(depth=16, widen=2, variant="trades"))
+    assert (len(wide.block1.layer), wide.feature_size) == (2, 128)
+    assert wide.block1.layer[0].convShortcut is not None
+    teacher, usual = build(LBGATTeacherConfig(width=2)), build(ResNet18Config(width=2))
+    strides = [layer[0].conv1.stride[0] for layer in (teacher.layer1, teacher.layer2, teacher.layer3, teacher.layer4)]
+    assert tuple(strides) == TEACHER_STRIDES
+    assert usual.layer2[0].conv1.stride == (2, 2)
+    bare = build(PreActResNet18Config(width=2, last_norm=False))
+    assert (bare.bn, bare.feature_size) == (None, 16)
+
+
+@pytest.mark.parametrize("kind", [*MODELS.values(), Normalization])
+def test_only_field_types_that_a_config_file_can_hold(kind: type) -> None:
+    plain = {int, float, bool, str, Normalization, type(None), tuple[int, ...], tuple[float, ...]}
+    hints = typing.get_type_hints(kind)
+    for hint in (hints[field.name] for field in dataclasses.fields(kind)):
+        joined = typing.get_origin(hint) in (types.UnionType, typing.Union)
+        options = typing.get_args(hint) if joined else (hint,)
+        assert all(option in plain or typing.get_origin(option) is typing.Literal for option in options)
+    assert dataclasses.fields(kind)
+    assert kind.__dataclass_params__.frozen
+
+
+# First weights
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+
+
+@pytest.mark.parametrize("config", [MLPConfig(init="he"), CNNConfig(init="he")])
+@pytest.mark.parametrize("head", [Linear(), LargeMargin(margin=4)])
+def test_he_keeps_the_size_of_activations(config, head):
+    model = build(config, make_head=head)
+    for layer in layers(model):
+        fan_in = layer.weight[0].numel()
+        spread = math.sqrt(2 / fan_in)
+        assert float(layer.weight.detach().std()) == pytest.approx(spread, rel=4 / math.sqrt(layer.weight.numel()))
+        assert layer.bias is None or not layer.bias.any()
+    assert not hasattr(model.head, "steps") or model.head.steps == 0  # an annealed head begins at its beginning
+
+
+def test_the_default_is_torchs_own():
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        expected = nn.Linear(800, 1024)
+    assert torch.equal(layers(build(MLPConfig(), seed=3))[0].weight, expected.weight)
+
+
+def test_a_seed_says_all_and_rows_of_unit_length_stay_so():
+    first, second = (build(MLPConfig(init="he"), make_head=Hypersphere()) for _ in range(2))
+    assert same(first, second)
+    torch.testing.assert_close(first.head.weight.norm(dim=1), torch.ones(3))
+
+
+def test_a_configuration_without_the_choice_does_not_mention_it():
+    recipe = find_recipe("cifar-cnn/st-wd0.001").config
+    plain = with_overrides(recipe, ["model.init=none"])
+    assert "init" not in to_dict(plain)["model"]
+    assert with_overrides(plain, ["model.kind=resnet18"]).model == ResNet18Config()
+    assert with_overrides(recipe, ["model.kind=resnet18"]).model == ResNet18Config()
+    chosen = with_overrides(plain, ["model.init=he"])
+    assert from_dict(to_dict(chosen)) == chosen
+    assert chosen.model == CNNConfig(init="he")
+
+
+# Normalization
+
+
+def test_normalization_is_the_formula_per_channel_and_adds_no_keys(config: ModelConfig) -> None:
     values = Normalization(mean=(0.4, 0.5), std=(0.2, 0.3))
-    plain, normalized = make().eval(), make(normalize=values).eval()
+    plain, normalized = build(config).eval(), build(dataclasses.replace(config, normalize=values)).eval()
     assert isinstance(plain.normalize, nn.Identity)
-    assert isinstance(normalized.normalize, Normalize)
+    assert normalized.normalize.values == values
     normalized.load_state_dict(plain.state_dict(), strict=True)
     x = images()
     by_hand = (x - torch.tensor([0.4, 0.5]).view(2, 1, 1)) / torch.tensor([0.2, 0.3]).view(2, 1, 1)
     torch.testing.assert_close(normalized(x), plain(by_hand))
 
 
-def test_normalization_must_fit_the_channels(make: Callable[..., Classifier]) -> None:
+def test_normalization_must_fit_the_channels(config: ModelConfig) -> None:
     with pytest.raises(InputError, match=r"normalize must have 2 channel\(s\).*got 3"):
-        make(normalize=Normalization(mean=(0.0,) * 3, std=(1.0,) * 3))
-
-
-@pytest.mark.parametrize("shape", [(3, 1, 20, 20), (3, 2, 20, 24), (2, 20, 20), (3, 800)])
-def test_wrong_images_are_refused_by_name(make: Callable[..., Classifier], shape: tuple[int, ...]) -> None:
-    model = make()
-    with pytest.raises(InputError) as caught:
-        model(torch.rand(shape))
-    assert f"{type(model).__name__} expects images of shape (B, 2, 20, 20), got {shape}" in str(caught.value)
-
-
-def test_bytes_are_refused(make: Callable[..., Classifier]) -> None:
-    with pytest.raises(InputError, match=r"got torch.uint8; divide by 255"):
-        make()(torch.zeros(1, *SHAPE, dtype=torch.uint8))
-
-
-def test_a_head_can_be_chosen_and_must_keep_the_contract(make: Callable[..., Classifier]) -> None:
-    model = make(make_head=lambda features, classes: LinearHead(features, classes, bias=False))
-    assert isinstance(model.head, LinearHead)
-    assert model.head.bias is None
-    assert model(images()).shape == (3, 3)
-    with pytest.raises(InputError, match=r"make_head must make a module with training_logits.*got Linear;"):
-        make(make_head=nn.Linear)
-
-
-@pytest.mark.parametrize("classes", [1, 0, 2.0, True])
-def test_the_number_of_classes_is_checked(classes: object) -> None:
-    with pytest.raises(InputError, match=r"CNN.num_classes must be an integer of at least 2"):
-        CNN(num_classes=classes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("shape", [(3, 32), (3, 32, 0), [3, 32, 32], 32])
-def test_the_image_shape_is_checked(shape: object) -> None:
-    for kind in (MLP, CNN, ResNet18, WideResNet):
-        with pytest.raises(InputError, match=rf"{kind.__name__}.image_shape must"):
-            kind(image_shape=shape)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["mlp", "wrn-madry"])
-def test_compiles_in_one_graph(name: str) -> None:
-    model, x = TINY[name](normalize=Normalization(mean=(0.4, 0.5), std=(0.2, 0.3))).eval(), images()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), model(x))
-
-
-# Normalization
-
-
-def test_normalization_is_the_formula_per_channel() -> None:
-    layer = Normalize([0.5, 0.1], [0.5, 2.0])
-    x = torch.rand(3, 2, 4, 4)
-    torch.testing.assert_close(layer(x)[:, 0], (x[:, 0] - 0.5) / 0.5)
-    torch.testing.assert_close(layer(x)[:, 1], (x[:, 1] - 0.1) / 2.0)
+        build(dataclasses.replace(config, normalize=CIFAR10_NORMALIZATION))
 
 
 def test_normalization_saves_nothing_and_follows_the_dtype() -> None:

@@ -12,12 +12,19 @@ from widemargin.errors import InputError
 from widemargin.models import (
     CNN,
     MLP,
+    MODELS,
     TEACHER_STRIDES,
     USUAL_STRIDES,
     Classifier,
+    CNNConfig,
+    LBGATTeacherConfig,
+    MLPConfig,
     PreActResNet18,
+    PreActResNet18Config,
     ResNet18,
+    ResNet18Config,
     WideResNet,
+    WideResNetConfig,
 )
 from widemargin.models.resnet import BasicBlock
 from widemargin.models.wide_resnet import ChannelPadding, Variant
@@ -87,34 +94,6 @@ def test_the_published_size_and_keys(name: str) -> None:
     assert sum(p.numel() for p in model.parameters()) == count
     assert list(model.state_dict()) == keys
     assert model.feature_size == features
-
-
-CNN_MAPS = {
-    "conv1": (32, 28, 28),
-    "conv2": (64, 24, 24),
-    "pool": (64, 12, 12),
-    "conv3": (128, 10, 10),
-    "conv4": (128, 8, 8),
-}
-RESNET_MAPS = {"layer1": (2, 32, 32), "layer2": (4, 16, 16), "layer3": (8, 8, 8), "layer4": (16, 4, 4)}
-TEACHER_MAPS = {"layer1": (2, 32, 32), "layer2": (4, 32, 32), "layer3": (8, 16, 16), "layer4": (16, 8, 8)}
-
-
-@pytest.mark.parametrize(
-    ("model", "maps"),
-    [
-        (CNN(), CNN_MAPS),
-        (ResNet18(width=2), RESNET_MAPS),
-        (ResNet18(width=2, strides=TEACHER_STRIDES), TEACHER_MAPS),
-    ],
-)
-def test_map_sizes(model: Classifier, maps: dict[str, tuple[int, int, int]]) -> None:
-    seen = {}
-    for name in maps:
-        layer = model.get_submodule(name)
-        layer.register_forward_hook(lambda _m, _i, out, name=name: seen.update({name: tuple(out.shape[1:])}))
-    model(torch.rand(1, 3, 32, 32))
-    assert seen == maps
 
 
 def test_the_mlp_equals_its_matrix_products() -> None:
@@ -286,37 +265,39 @@ def test_the_wide_network_is_initialized_by_fan_out(variant: Variant) -> None:
         assert all((value == 0).all() for key, value in model.state_dict().items() if "padding" in key)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        *(
-            (lambda hidden=hidden: MLP(hidden=hidden), r"MLP.hidden must be a tuple of integers")
-            for hidden in ((0,), (8, -1), [8], (8.0,))
-        ),
-        (
-            lambda: CNN(image_shape=(3, 17, 32)),
-            r"CNN.image_shape must be at least 18 high and wide, got \(3, 17, 32\)",
-        ),
-        *(
-            (lambda width=width: ResNet18(width=width), r"ResNet18.width must be an integer of at least 1")
-            for width in (0, 1.5, True)
-        ),
-        (lambda: WideResNet(depth=12), r"WideResNet.depth must be 6n \+ 4.*got 12; try 10, 16"),
-        (lambda: WideResNet(depth=4), r"WideResNet.depth"),
-        (lambda: WideResNet(widen=0), r"WideResNet.widen must be an integer of at least 1, got 0"),
-        (lambda: WideResNet(variant="x"), r"WideResNet.variant must be 'trades' or 'madry', got 'x'"),
-        *(
-            (
-                lambda shape=shape: WideResNet(image_shape=shape, depth=10, widen=1, variant="madry"),
-                r"WideResNet.image_shape must have sides divisible by 4",
-            )
-            for shape in ((1, 9, 9), (3, 30, 30), (3, 32, 30), (3, 30, 32))
-        ),
-    ],
+BOTH_WIDE, ALL_RESNETS = (
+    (WideResNet, WideResNetConfig),
+    (ResNet18, ResNet18Config, PreActResNet18, PreActResNet18Config),
 )
-def test_settings_are_checked(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make()
+BAD: list[tuple[tuple[type, ...], str, tuple[object, ...], str]] = [
+    # the classes, their field, values, and what the message says after the field
+    ((MLP, MLPConfig), "hidden", ((0,), (8, -1), [8], (8.0,)), r"must be a tuple of integers"),
+    ((*ALL_RESNETS, LBGATTeacherConfig), "width", (0, -1, 1.5, True), r"must be an integer of at least 1, got"),
+    (BOTH_WIDE, "depth", (12,), r"must be 6n \+ 4.*got 12; try 10, 16"),
+    (BOTH_WIDE, "depth", (4, 33), r"must be 6n \+ 4"),
+    (BOTH_WIDE, "widen", (0, True), r"must be an integer of at least 1, got"),
+    (BOTH_WIDE, "variant", ("x",), r"must be 'trades' or 'madry', got 'x'"),
+    ((MLPConfig, CNNConfig), "init", ("xavier",), r"must be 'he', or None for torch's own, got 'xavier'"),
+    (tuple(MODELS.values()), "normalize", ("cifar10",), r"must be a Normalization or None"),
+    ((CNN, MLP, ResNet18, WideResNet), "image_shape", ((3, 32), (3, 32, 0), [3, 32, 32], 32), r"must"),
+    ((CNN,), "image_shape", ((3, 17, 32),), r"must be at least 18 high and wide, got \(3, 17, 32\)"),
+    (
+        (WideResNet,),
+        "image_shape",
+        ((1, 9, 9), (3, 30, 30), (3, 32, 30), (3, 30, 32)),
+        r"must have sides divisible by 4",
+    ),
+    ((CNN,), "num_classes", (1, 0, 2.0, True), r"must be an integer of at least 2"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "message"),
+    [(kind, field, value, message) for kinds, field, values, message in BAD for kind in kinds for value in values],
+)
+def test_settings_are_checked(kind: type, field: str, value: object, message: str) -> None:
+    with pytest.raises(InputError, match=rf"{kind.__name__}\.{field} {message}"):
+        kind(**{field: value})
 
 
 @pytest.mark.parametrize(
