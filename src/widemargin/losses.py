@@ -181,15 +181,11 @@ def large_margin_logits(features: Tensor, weight: Tensor, y: Tensor, margin: int
     lengths: Tensor = torch.linalg.vector_norm(weight[y.long()], dim=1) * torch.linalg.vector_norm(features, dim=1)
     own = _of_label(logits, y)
     cosine = own / (lengths + 1e-10)
-    target = lengths * (annealing * cosine + _psi(cosine, margin)) / (1 + annealing)
-    return logits + _one_hot(y, logits).to(logits.dtype) * (target - own).unsqueeze(1)
-
-
-def _psi(cosine: Tensor, margin: int) -> Tensor:
     angle = torch.acos(cosine.detach().clamp(-1 + 1e-7, 1 - 1e-7))
     k = torch.floor(margin * angle / torch.pi)
-    sign = 1 - 2 * (k % 2)
-    return sign * _MULTIPLE_ANGLE[margin](cosine) - 2 * k
+    psi = (1 - 2 * (k % 2)) * _MULTIPLE_ANGLE[margin](cosine) - 2 * k
+    target = lengths * (annealing * cosine + psi) / (1 + annealing)
+    return logits + _one_hot(y, logits).to(logits.dtype) * (target - own).unsqueeze(1)
 
 
 _MULTIPLE_ANGLE: dict[int, Callable[[Tensor], Tensor]] = {

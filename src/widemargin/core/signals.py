@@ -34,11 +34,6 @@ class Stop:
         self.received: signal.Signals | None = None
         self._interrupting = False
 
-    @property
-    def asked(self) -> signal.Signals | None:
-        """The older name of ``received``."""
-        return self.received
-
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
         """Inside, SIGTERM and SIGINT are noted in place of what they did before."""

@@ -223,9 +223,12 @@ class _Name:
         self.dotted = dotted
 
     def __call__(self, *arguments: object) -> object:
-        if self.dotted == "_codecs.encode":  # how Python 3 writes bytes in protocol 2
-            return _latin1(*arguments)
-        return _Call(self.dotted, arguments)
+        if self.dotted != "_codecs.encode":
+            return _Call(self.dotted, arguments)
+        text, *encoding = arguments or (None,)  # how Python 3 writes bytes in protocol 2
+        if not isinstance(text, str) or encoding not in (["latin1"], [b"latin1"]):
+            raise ValueError("it encodes something other than latin1 text")
+        return text.encode("latin1")
 
     def __setstate__(self, state: object) -> NoReturn:
         raise ValueError(f"it tries to change {self.dotted}")
@@ -272,12 +275,6 @@ def _check_instructions(content: bytes) -> None:
             raise ValueError("it uses a tuple twice")
         elif code.name not in _SILENT:
             top = code.name
-
-
-def _latin1(text: object = None, encoding: object = None) -> bytes:
-    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
-        raise ValueError("it encodes something other than latin1 text")
-    return text.encode("latin1")
 
 
 def _entry(batch: object, key: bytes) -> object:

@@ -12,7 +12,7 @@ real CIFAR-10 images, enough to see that code runs.
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import as_file, files
@@ -111,18 +111,14 @@ def _load_idx(dataset: str, split: Split, folder: Path, download: bool) -> Image
 def _find_idx(dataset: str, split: Split, folder: Path) -> list[Path] | None:
     """The images file and the labels file, from one folder."""
     for place in (folder / dataset, folder):  # its own folder first: some data sets share file names
-        spelled = [[place / name for name in _idx_spellings(file.name)] for file in SOURCES[dataset][split]]
-        present = [next((path for path in paths if path.is_file()), None) for paths in spelled]
-        pair = [path for path in present if path]
-        if len(pair) == len(present):
+        pair = []
+        for name in (file.name for file in SOURCES[dataset][split]):
+            gzipped_or_not = (name, name.removesuffix(".gz"))
+            spelled = (*gzipped_or_not, *(other.replace("-idx", ".idx") for other in gzipped_or_not))
+            pair += [place / other for other in spelled if (place / other).is_file()][:1]
+        if len(pair) == 2:
             return pair
     return None
-
-
-def _idx_spellings(name: str) -> Iterator[str]:
-    """The names under which an idx file is found: gzipped, unpacked, unpacked with a dot."""
-    unpacked = name.removesuffix(".gz")
-    yield from (name, unpacked, unpacked.replace("-idx", ".idx"), name.replace("-idx", ".idx"))
 
 
 DATASETS: dict[str, Callable[[Split, Path, bool], ImageSet]] = {

@@ -19,7 +19,7 @@ could never fill ends in one line to the user.
 import math
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -359,12 +359,9 @@ class _TensorBudget(TorchFunctionMode):
         """Run it, if it does not ask for too much."""
         del types
         if func in _FACTORIES:
-            self._spend(args[0] if args and isinstance(args[0], tuple | list) else args)
-        return func(*args, **(kwargs or {}))
-
-    def _spend(self, sizes: Sequence[Any]) -> None:
-        self._values -= math.prod(size for size in sizes if isinstance(size, int))
-        self._tensors -= 1
+            sizes = args[0] if args and isinstance(args[0], tuple | list) else args
+            self._values -= math.prod(size for size in sizes if isinstance(size, int))
+            self._tensors -= 1
         if self._values < 0 or self._tensors < 0:
             too = (
                 f"has more than {MAX_TENSORS} tensors" if self._too_many else "is far larger than the weights it holds"
@@ -372,3 +369,4 @@ class _TensorBudget(TorchFunctionMode):
             raise InputError(
                 f"{self._source}: the network it describes {too}; the description is damaged or of another file"
             )
+        return func(*args, **(kwargs or {}))
