@@ -20,6 +20,7 @@ from widemargin.config.run import (
 from widemargin.models.classifier import ModelFactory
 from widemargin.objectives.adversarial import Adversarial
 from widemargin.objectives.trades import Trades
+from widemargin.recipes.recipe import Published, Recipe
 from widemargin.schedules import Schedule, Steps
 from widemargin.types import Objective, Point
 
@@ -33,6 +34,7 @@ AT = Adversarial(attack=UNIFORM)
 TRADES = Trades(attack=UNIFORM, beta=12.0, inner="ce")
 """TRADES as the EMR paper's code runs it: x' by cross-entropy, beta 12."""
 
+SAME_DECAY = "the EMR row's own weight decay; the paper has no such row"
 ATTACKS = ("clean", "fgsm", "pgd10", "pgd100", "autoattack")
 AT_EPOCHS, AT_DROPS, AT_EMR_DROPS = 100, (60, 90), (59, 89)
 TRADES_EPOCHS, TRADES_DROPS, TRADES_EMR_DROPS = 130, (60, 120), (59, 119)
@@ -77,6 +79,11 @@ def emr(weight: float, temperature: float, drops: tuple[float, ...], at: Point =
         scaling="released",
         schedule=Steps(milestones=drops, factor=0.1),
     )
+
+
+def row(name: str, config: RunConfig, numbers: Published | None = None, note: str = "") -> Recipe:
+    """The recipe of this name, beside its published numbers, if there are any."""
+    return Recipe(config=replace(config, name=name), published=numbers, note=note)
 
 
 IGR = IGRConfig(weight=1.0, at="adversarial", scaling="released")

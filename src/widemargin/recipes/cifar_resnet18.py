@@ -10,6 +10,7 @@ from dataclasses import replace
 from widemargin.config.run import AveragingConfig, RunConfig
 from widemargin.models.resnet import ResNet18Config
 from widemargin.recipes import cifar_protocol as protocol
+from widemargin.recipes.cifar_protocol import row
 from widemargin.recipes.recipe import Recipe, published
 
 TABLE, ABLATION = "supplement_resnet18", "table4_clean_or_adversarial"
@@ -32,25 +33,15 @@ def recipes() -> list[Recipe]:
     trades_emr = protocol.emr(0.3, 0.1, protocol.TRADES_EMR_DROPS)
     at_half = replace(protocol.at_run("cifar-resnet18/at-wd0.0005", MODEL, 5e-4), averaging=BESIDE)
     with_emr = replace(at_half, name="cifar-resnet18/at-emr", emr=at_emr)
+    clean = replace(trades, emr=replace(trades_emr, at="clean"))
     return [
         Recipe(config=at, published=published(TABLE, "AT")),
-        Recipe(config=at_half, note="the EMR row's own weight decay; the paper has no such row"),
-        Recipe(
-            config=replace(at, name="cifar-resnet18/at-igr", igr=protocol.IGR), published=published(TABLE, "AT+IGR")
-        ),
+        Recipe(config=at_half, note=protocol.SAME_DECAY),
+        row("cifar-resnet18/at-igr", replace(at, igr=protocol.IGR), published(TABLE, "AT+IGR")),
         Recipe(config=with_emr, published=published(TABLE, "AT+EMR")),
         *(_averaged(run) for run in (at_half, with_emr)),
         Recipe(config=trades, published=published(TABLE, "TRADES")),
-        Recipe(
-            config=replace(trades, name="cifar-resnet18/trades-igr", igr=protocol.IGR),
-            published=published(TABLE, "TRADES+IGR"),
-        ),
-        Recipe(
-            config=replace(trades, name="cifar-resnet18/trades-emr", emr=trades_emr),
-            published=published(TABLE, "TRADES+EMR"),
-        ),
-        Recipe(
-            config=replace(trades, name="cifar-resnet18/trades-emr-clean", emr=replace(trades_emr, at="clean")),
-            published=published(ABLATION, "TRADES+EMR-clean", model="ResNet18"),
-        ),
+        row("cifar-resnet18/trades-igr", replace(trades, igr=protocol.IGR), published(TABLE, "TRADES+IGR")),
+        row("cifar-resnet18/trades-emr", replace(trades, emr=trades_emr), published(TABLE, "TRADES+EMR")),
+        row("cifar-resnet18/trades-emr-clean", clean, published(ABLATION, "TRADES+EMR-clean", model="ResNet18")),
     ]

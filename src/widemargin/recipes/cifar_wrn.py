@@ -29,7 +29,7 @@ RETRAINED = "the published row is the authors' checkpoint; this trains one"
 
 
 def _row(name: str, config: RunConfig, row: str, note: str = "") -> Recipe:
-    return Recipe(config=replace(config, name=f"cifar-wrn/{name}"), published=published(TABLE, row), note=note)
+    return protocol.row(f"cifar-wrn/{name}", config, published(TABLE, row), note)
 
 
 def _at_and_trades() -> list[Recipe]:
@@ -37,19 +37,16 @@ def _at_and_trades() -> list[Recipe]:
     at_half = protocol.at_run("", OWN, 5e-4)
     trades = protocol.trades_run("", OWN, 5e-4)
     trades_emr = protocol.emr(0.3, 1.0, protocol.TRADES_EMR_DROPS)
-    clean = replace(trades, name="cifar-wrn/trades-emr-clean", emr=replace(trades_emr, at="clean"))
+    clean = replace(trades, emr=replace(trades_emr, at="clean"))
     return [
         _row("at", at, "AT"),
-        Recipe(
-            config=replace(at_half, name="cifar-wrn/at-wd0.0005"),
-            note="the EMR row's own weight decay; the paper has no such row",
-        ),
+        protocol.row("cifar-wrn/at-wd0.0005", at_half, note=protocol.SAME_DECAY),
         _row("at-igr", replace(at, igr=protocol.IGR), "AT+IGR"),
         _row("at-emr", replace(at_half, emr=protocol.emr(1.0, 40.0, protocol.AT_EMR_DROPS)), "AT+EMR"),
         _row("trades", trades, "TRADES"),
         _row("trades-igr", replace(trades, igr=protocol.IGR), "TRADES+IGR"),
         _row("trades-emr", replace(trades, emr=trades_emr), "TRADES+EMR"),
-        Recipe(config=clean, published=published(ABLATION, "TRADES+EMR-clean", model="WRN-34-10")),
+        protocol.row("cifar-wrn/trades-emr-clean", clean, published(ABLATION, "TRADES+EMR-clean", model="WRN-34-10")),
     ]
 
 
@@ -111,8 +108,8 @@ def _lbgat() -> list[Recipe]:
     run = replace(run, objective=Lbgat(attack=attack, beta=0.0), teacher=LBGATTeacherConfig())
     note = "described in the paper, in none of its tables"
     return [
-        Recipe(config=replace(run, name="cifar-wrn/lbgat"), note=note),
-        Recipe(config=replace(run, name="cifar-wrn/lbgat-emr", emr=protocol.emr(0.5, 1.0, (75, 90))), note=note),
+        protocol.row("cifar-wrn/lbgat", run, note=note),
+        protocol.row("cifar-wrn/lbgat-emr", replace(run, emr=protocol.emr(0.5, 1.0, (75, 90))), note=note),
     ]
 
 
