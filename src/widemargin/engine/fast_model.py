@@ -42,10 +42,13 @@ class FoldedBatchNorm(nn.Module):
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        variance = cast(Tensor, norm.running_var)
+        neutral = torch.ones_like(variance), torch.zeros_like(variance)
+        self.factor_and_term = neutral if norm.weight is None else (norm.weight, norm.bias)
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self._buffers[name] = norm._buffers[name]
         for name in ("scale", "shift", "inverse_deviation"):
-            self.register_buffer(name, torch.empty_like(cast(Tensor, norm.running_var)))
+            self.register_buffer(name, torch.empty_like(variance))
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalized activations."""
@@ -72,19 +75,15 @@ def refresh_folds(norms: list[FoldedBatchNorm]) -> None:
     """scale = weight / deviation, shift = bias - mean scale, now."""
     for eps in {norm.eps for norm in norms}:
         group = [norm for norm in norms if norm.eps == eps]
-        inverse = torch._foreach_add([norm.running_var for norm in group], eps)
-        torch._foreach_rsqrt_(inverse)
-        torch._foreach_copy_([norm.inverse_deviation for norm in group], inverse)
-        torch._foreach_copy_([norm.scale for norm in group], inverse)
-        affine = [norm for norm in group if norm.weight is not None]
-        if affine:
-            torch._foreach_mul_([norm.scale for norm in affine], [norm.weight for norm in affine])
-        products = torch._foreach_mul([norm.running_mean for norm in group], [norm.scale for norm in group])
-        torch._foreach_neg_(products)
-        shifted = {id(norm): product for norm, product in zip(group, products, strict=True)}
-        if affine:
-            torch._foreach_add_([shifted[id(norm)] for norm in affine], [norm.bias for norm in affine])
-        torch._foreach_copy_([norm.shift for norm in group], products)
+        scales = torch._foreach_add([norm.running_var for norm in group], eps)
+        torch._foreach_rsqrt_(scales)
+        torch._foreach_copy_([norm.inverse_deviation for norm in group], scales)
+        torch._foreach_mul_(scales, [norm.factor_and_term[0] for norm in group])
+        torch._foreach_copy_([norm.scale for norm in group], scales)
+        shifts = torch._foreach_mul([norm.running_mean for norm in group], scales)
+        torch._foreach_neg_(shifts)
+        torch._foreach_add_(shifts, [norm.factor_and_term[1] for norm in group])
+        torch._foreach_copy_([norm.shift for norm in group], shifts)
 
 
 CAST_LAYERS = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward, nn.Linear.forward)
@@ -166,6 +165,9 @@ def does_not_compile(error: Exception) -> bool:
 class FastNetwork(nn.Module):
     """Wraps a model; its parameters are the model's own."""
 
+    eval_copy: EvalCopy
+    """The model for passes that train nothing."""
+
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         super().__init__()
         self.model = model
@@ -173,16 +175,11 @@ class FastNetwork(nn.Module):
         self._plan = plan
         self._said: set[str] = set()
         eval_copy = EvalCopy(model, plan.reduced)
-        self._eval_copies = [eval_copy]  # a list hides it from the submodules: it has no parameters of its own
+        object.__setattr__(self, "eval_copy", eval_copy)  # no submodule: it has no parameters of its own
         features: Any = getattr(model, "features", None)
         passes: dict[str, Any] = {"evaluation": eval_copy, "training": model, "features": features}
         self._passes = {name: self._compiled(function, name) for name, function in passes.items() if function}
         self._stages: dict[frozenset[str], Sweeps] = {}
-
-    @property
-    def eval_copy(self) -> EvalCopy:
-        """The model for passes that train nothing."""
-        return self._eval_copies[0]
 
     @property
     def head(self) -> Any:

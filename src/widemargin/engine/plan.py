@@ -34,11 +34,6 @@ class Plan:
     """Whether a whole step is captured as one CUDA graph."""
 
     @property
-    def tuned(self) -> bool:
-        """Whether cuDNN may try its kernels and take the fastest: where arithmetic takes the time."""
-        return self.graphs and self.compiler is not None
-
-    @property
     def tf32(self) -> bool:
         """Whether convolutions and matrix products are float32 with TF32's shorter fractions."""
         return self.precision == "tf32"
@@ -97,7 +92,8 @@ def choosing_kernels(plan: Plan, device: torch.device) -> Iterator[None]:
         with bfloat16_factors() if plan.precision == "bfloat16 factors" else nullcontext():
             yield
         return
-    with allowing_tf32() if plan.tf32 else nullcontext(), searching_kernels(plan.tuned):
+    heavy = plan.graphs and plan.compiler is not None  # arithmetic takes the time
+    with allowing_tf32() if plan.tf32 else nullcontext(), searching_kernels(heavy):
         yield
 
 

@@ -38,9 +38,18 @@ class _Weighted:
         assert self.x is not None
         return self.x
 
+    def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
+        """d <a, tangent> / d weight, of all M B samples at once."""
+        if self.weight_name is None:
+            return {}
+        return {self.weight_name: self._weight_gradient(tangents[0].flatten(0, 1), a.flatten(0, 1))}
+
     def forget(self) -> Self:
         """Without the activations."""
         return replace(self, x=None)
+
+    def _weight_gradient(self, t: Tensor, a: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +81,16 @@ class Convolution(_Weighted):
         unfolded: Tensor = out.unflatten(0, t.shape[:2])
         return unfolded
 
-    def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
-        """d <a, W t> / dW: the same kernel as an ordinary weight gradient."""
-        (t,) = tangents
-        if self.weight_name is None:
-            return {}
-        gradient = self._backward(a.flatten(0, 1), t.flatten(0, 1).to(self.dtype), (False, True, False))[1]
-        return {self.weight_name: gradient}
-
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
         """The ordinary backward pass."""
         wanted = (True, self.weight_name is not None, self.bias_name is not None)
         to_x, to_weight, to_bias = self._backward(b.to(self.dtype), self._input.to(self.dtype), wanted)
         named = {self.weight_name: to_weight, self.bias_name: to_bias}
         return [to_x.to(self.input_dtype)], {name: value for name, value in named.items() if name is not None}
+
+    def _weight_gradient(self, t: Tensor, a: Tensor) -> Tensor:
+        gradient: Tensor = self._backward(a, t.to(self.dtype), (False, True, False))[1]
+        return gradient
 
     def _backward(self, a: Tensor, x: Tensor, wanted: tuple[bool, bool, bool]) -> Any:
         stride, padding, dilation, groups = self.geometry
@@ -120,25 +125,17 @@ class Affine(_Weighted):
         (t,) = tangents
         return torch.nn.functional.linear(t.to(self.dtype), self.weight.to(self.dtype))
 
-    def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
-        """The outer products a t^T, summed."""
-        (t,) = tangents
-        if self.weight_name is None:
-            return {}
-        return {self.weight_name: _outer(a, t.to(self.dtype))}
-
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
         """The ordinary backward pass."""
         gradients: Gradients = {}
         if self.weight_name is not None:
-            gradients[self.weight_name] = _outer(b.to(self.dtype), self._input.to(self.dtype))
+            gradients[self.weight_name] = self._weight_gradient(self._input, b.to(self.dtype))
         if self.bias_name is not None:
             gradients[self.bias_name] = b.flatten(0, -2).sum(0)
         return [(b.to(self.dtype) @ self.weight.to(self.dtype)).to(self.input_dtype)], gradients
 
-
-def _outer(a: Tensor, t: Tensor) -> Tensor:
-    return a.flatten(0, -2).t() @ t.flatten(0, -2)
+    def _weight_gradient(self, t: Tensor, a: Tensor) -> Tensor:
+        return a.flatten(0, -2).t() @ t.to(self.dtype).flatten(0, -2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,14 +156,6 @@ class BatchNorm(_Weighted):
         (t,) = tangents
         return (t * self.scale).to(t.dtype)
 
-    def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
-        """d <a, scale t> / d weight."""
-        (t,) = tangents
-        if self.weight_name is None:
-            return {}
-        products = self._per_channel(a.flatten(0, 1) * t.flatten(0, 1).to(self.scale.dtype))
-        return {self.weight_name: products * self.inverse_deviation.flatten()}
-
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
         """The ordinary backward pass."""
         wide, gradients = b.to(self.scale.dtype), {}
@@ -176,9 +165,11 @@ class BatchNorm(_Weighted):
             gradients[self.bias_name] = self._per_channel(wide)
         return [(wide * self.scale).to(b.dtype)], gradients
 
+    def _weight_gradient(self, t: Tensor, a: Tensor) -> Tensor:
+        return self._per_channel(a * t.to(self.scale.dtype)) * self.inverse_deviation.flatten()
+
     def _per_channel(self, values: Tensor) -> Tensor:
-        axes = [axis for axis in range(values.dim()) if axis != 1]
-        return values.sum(axes)
+        return values.sum([0, *range(2, values.dim())])
 
 
 class _Weightless:
