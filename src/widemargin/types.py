@@ -173,7 +173,8 @@ class AfterAverage(Protocol):
 class Sweeps(Protocol):
     """The four stages of an input-gradient penalty without double backward (``gradients/sweeps``).
 
-    A tape is whatever ``record`` made. Adjoints are (M, B, ...) for M vectors c per sample; gradients go by the
+    A tape is whatever ``record`` made; its ``output`` is the number of the logits, its ``reads`` the names of the
+    parameters it reads. Adjoints are (M, B, ...) for M vectors c per sample; gradients go by the
     parameters' names; bends are vectors at some of the tape's values, by the value's number.
     """
 
@@ -190,12 +191,6 @@ class Sweeps(Protocol):
 
     def reverse(self, tape: Any, bends: dict[int, Tensor]) -> dict[str, Tensor]:
         """The gradients through the activations."""
-
-    def output(self, tape: Any) -> int:
-        """The number of the logits."""
-
-    def reads(self, tape: Any) -> frozenset[str]:
-        """The names of the parameters that the tape reads."""
 
 
 @runtime_checkable

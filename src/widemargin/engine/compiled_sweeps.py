@@ -29,10 +29,9 @@ class TensorReference:
 
 
 @dataclass(frozen=True)
-class CompiledTape:
+class CompiledTape(Tape):
     """What a compiled recording gave: the tape with references for tensors, and the tensors it made."""
 
-    layout: Tape
     made: list[Tensor]
     key: Any
 
@@ -56,7 +55,7 @@ class CompiledSweeps:
             return [logits, *made], layout
 
         (logits, *made), layout = self._run(key, trace, own, x)
-        return logits, CompiledTape(layout, made, key)
+        return logits, CompiledTape(layout.entries, layout.output, layout.reads, made, key)
 
     def adjoints(self, tape: CompiledTape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
         """From the logits to the images; only the adjoints beside heavy operators come out."""
@@ -90,14 +89,6 @@ class CompiledSweeps:
         found, names = self._run_on(tape, ("reverse", numbers), stage, list(bends.values()))
         return dict(zip(names, found, strict=True))
 
-    def output(self, tape: CompiledTape) -> int:
-        """The number of the logits."""
-        return tape.layout.output
-
-    def reads(self, tape: CompiledTape) -> frozenset[str]:
-        """The names of the parameters that the tape reads."""
-        return tape.layout.reads
-
     def _network_tensors(self) -> tuple[list[str], list[Tensor]]:
         named = dict(self._network.named_parameters()) | dict(self._network.named_buffers())
         wanted = {f"network.{name}": tensor.detach() for name, tensor in named.items()}
@@ -105,7 +96,7 @@ class CompiledSweeps:
 
     def _run_on(self, tape: CompiledTape, key: Any, stage: Callable[..., Any], *inputs: Any) -> Any:
         def trace(own: list[Tensor], made: list[Tensor], *given: Any) -> Any:
-            return stage(_with_tensors(tape.layout, own, made), *given)
+            return stage(_with_tensors(tape, own, made), *given)
 
         return self._run((*key, tape.key), trace, self._network_tensors()[1], tape.made, *inputs)
 

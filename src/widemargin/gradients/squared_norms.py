@@ -147,7 +147,7 @@ class _Swept(torch.autograd.Function):
         ctx.sweeps, ctx.names = sweeps, names
         logits, ctx.tape = sweeps.record(x, keep_activations=not constant)
         named = dict(zip(names, parameters, strict=True))
-        ctx.read = [name for name in names if name in sweeps.reads(ctx.tape)]
+        ctx.read = [name for name in names if name in ctx.tape.reads]
         ctx.save_for_backward(x, *(named[name] for name in ctx.read))  # one of them changed before backward() raises
         ctx.logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         ctx.cotangents = None if constant else cotangents
@@ -191,8 +191,7 @@ def _weight_gradients(ctx: Any, g: Tensor, adjoints: list[Tensor], weights: Tens
     tangent, gradients, bends = ctx.sweeps.tangents(ctx.tape, adjoints, v)
     if ctx.cotangents is not None:
         bend = _through_cotangents(ctx.cotangents, ctx.logits, tangent)
-        output = ctx.sweeps.output(ctx.tape)
-        bends = bends | {output: bends[output] + bend if output in bends else bend}
+        add_to(bends, [(ctx.tape.output, bend)])
     if bends:
         add_to(gradients, ctx.sweeps.reverse(ctx.tape, bends).items())
     return gradients

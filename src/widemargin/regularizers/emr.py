@@ -55,13 +55,8 @@ class ApproximateEMR(InputGradientPenalty):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number(
-            "ApproximateEMR.temperature",
-            self.temperature,
-            is_valid=lambda temperature: temperature > 0,
-            rule="a positive number",
-            hint="the paper uses 0.1 to 40",
-        )
+        rule, hint = "a positive number", "the paper uses 0.1 to 40"
+        check_number("ApproximateEMR.temperature", self.temperature, is_valid=lambda t: t > 0, rule=rule, hint=hint)
 
     def _cotangents(self, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> Cotangents:
         del x, y, generator

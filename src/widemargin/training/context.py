@@ -30,13 +30,8 @@ class RunOptions:
         choice("", "--on-nonfinite", self.on_nonfinite, ON_NONFINITE)
         if self.checkpoint_every is not None:
             check_count("--checkpoint-every", self.checkpoint_every)
-        check_number(
-            "checkpoint_pause",
-            self.checkpoint_pause,
-            is_valid=lambda seconds: seconds >= 0,
-            rule="a number of seconds, 0 or more",
-            hint="0 saves at the end of every epoch",
-        )
+        rule, hint = "a number of seconds, 0 or more", "0 saves at the end of every epoch"
+        check_number("checkpoint_pause", self.checkpoint_pause, is_valid=lambda s: s >= 0, rule=rule, hint=hint)
 
 
 @dataclass(frozen=True)

@@ -235,16 +235,8 @@ class GraphedSteps:
     def _step(self, kind: CapturedStep) -> None:
         refresh_networks(self._nets)
         x, y = kind.inputs.read()
-        values = take_step(
-            self._nets,
-            self._state.optimizer,
-            self._objective,
-            kind.penalties,
-            x,
-            y,
-            kind.context,
-            guard=self._state.guard,
-        )
+        nets, state, penalties = self._nets, self._state, kind.penalties
+        values = take_step(nets, state.optimizer, self._objective, penalties, x, y, kind.context, guard=state.guard)
         kind.names = list(values)
         for name, value in values.items():
             if name not in self._totals:

@@ -164,18 +164,7 @@ def begin(
     steps = make_steps(plan, state, config)
     fuse = plan.engine == "fast" and device.type == "cuda"
     state.guard = make_guard(state.nets, state.optimizer, options.on_nonfinite, fuse=fuse)
-    return state, RunContext(
-        config=config,
-        folder=folder,
-        splits=splits,
-        batches=batches,
-        steps=steps,
-        plan=plan,
-        options=options,
-        deadline=deadline,
-        stop=stop,
-        group=group,
-    )
+    return state, RunContext(config, folder, splits, batches, steps, plan, options, deadline, stop, group)
 
 
 def train_epochs(state: TrainState, run: RunContext, console: Console) -> None:

@@ -315,11 +315,3 @@ class EagerSweeps:
                 add_to(gradients, found.items())
                 add_to(at, zip(entry.inputs, vectors, strict=True))
         return gradients
-
-    def output(self, tape: Tape) -> int:
-        """The number of the logits."""
-        return tape.output
-
-    def reads(self, tape: Tape) -> frozenset[str]:
-        """The names of the parameters that the tape reads."""
-        return tape.reads
