@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 import torch
 
@@ -44,19 +44,14 @@ from widemargin.training.graphed_step import make_steps
 from widemargin.training.nonfinite import make_guard
 from widemargin.training.setup import make_state
 from widemargin.training.step import StepContext, set_learning_rate
-from widemargin.types import MakeHead, Objective, Point
+from widemargin.types import Objective, Point
 
 NUM_CLASSES = 10
 ATTACK = PGD(eps=8 / 255, step_size=2 / 255, steps=10, random_start="uniform")
 MNIST_SHAPE, CIFAR_SHAPE = (1, 28, 28), (3, 32, 32)
 ALIASES = {"resnet-18": "resnet18", "wrn34-10": "wrn-34-10", "wideresnet-34-10": "wrn-34-10"}
 OBJECTIVE_NAMES = ("st", "at", "trades", "mart", "mail", "lbgat")
-EMR_KINDS: dict[str, Literal["exact", "approximate", "stochastic"] | None] = {
-    "none": None,
-    "exact": "exact",
-    "approximate": "approximate",
-    "stochastic": "stochastic",
-}
+EMR_KINDS = ("none", "exact", "approximate", "stochastic")
 HEAD_NAMES = ("linear", "he")
 
 
@@ -83,7 +78,7 @@ class Case:
 
     def __post_init__(self) -> None:
         choice("", "--objective", self.objective, OBJECTIVE_NAMES)
-        choice("", "--emr", self.emr, tuple(EMR_KINDS))
+        choice("", "--emr", self.emr, EMR_KINDS)
         choice("", "--head", self.head, HEAD_NAMES)
         check_count("--batch-size", self.batch_size)
         if self.head == "he" and self.objective == "lbgat":
@@ -124,18 +119,20 @@ class Case:
         """The run whose steps are timed."""
         objective = self._objective()
         at: Point = "adversarial" if objective.attacks else "clean"
-        kind = EMR_KINDS[self.emr]
+        kind: Any = self.emr
+        scale = 15.0 if self.objective == "trades" else 10.0
+        teacher = MLPConfig() if self.model == "mlp" else LBGATTeacherConfig()
         return RunConfig(
             name=f"bench/{self.model}",
             epochs=1,
             batch_size=self.batch_size,
             data=DataConfig(name="synthetic"),
             model=_build(self.model),
-            head=self._head(),
+            head=Linear() if self.head == "linear" else Hypersphere(scale=scale, margin=0.2),
             objective=objective,
-            teacher=self._teacher(),
+            teacher=teacher if self.objective == "lbgat" else None,
             optimizer=OptimizerConfig(lr=0.01, weight_decay=5e-4),
-            emr=None if kind is None else EMRConfig(kind=kind, weight=1e-3, at=at),
+            emr=None if kind == "none" else EMRConfig(kind=kind, weight=1e-3, at=at),
             igr=IGRConfig(weight=1e-3, at=at) if self.igr else None,
         )
 
@@ -152,16 +149,6 @@ class Case:
             "lbgat": Lbgat(attack=gaussian),
         }
         return objectives[self.objective]
-
-    def _head(self) -> MakeHead:
-        if self.head == "linear":
-            return Linear()
-        return Hypersphere(scale=15.0 if self.objective == "trades" else 10.0, margin=0.2)
-
-    def _teacher(self) -> ModelFactory | None:
-        if self.objective != "lbgat":
-            return None
-        return MLPConfig() if self.model == "mlp" else LBGATTeacherConfig()
 
 
 def _build(name: str) -> ModelFactory:

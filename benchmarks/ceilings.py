@@ -43,16 +43,11 @@ class Convolution:
         return 2.0 * math.prod(self.weight) * math.prod(out)
 
 
-def dtype_of(plan: Plan) -> torch.dtype:
-    """The type of the plan's convolutions and matrix products."""
-    return torch.float32 if plan.reduced is None else plan.reduced
-
-
 def matrix_ceiling(plan: Plan, clock: Clock) -> float:
     """FLOPs a second of a square matrix product in the plan's precision."""
     gpu = clock.device.type == "cuda"
     side = 8192 if gpu else 1024
-    a, b = (torch.randn(side, side, device=clock.device, dtype=dtype_of(plan)) for _ in range(2))
+    a, b = (torch.randn(side, side, device=clock.device, dtype=plan.reduced or torch.float32) for _ in range(2))
     return 2.0 * side**3 / clock.median(lambda: _discard(a @ b), rounds=5, steps=10 if gpu else 1)
 
 
@@ -114,7 +109,7 @@ def _passes_of(convolution: Convolution, batch_size: int, plan: Plan, device: to
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
 
     def noise(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=device, dtype=dtype_of(plan)).contiguous(memory_format=layout)
+        return torch.randn(*shape, device=device, dtype=plan.reduced or torch.float32).contiguous(memory_format=layout)
 
     weight = noise(*convolution.weight)
     x = noise(batch_size, convolution.weight[1] * convolution.groups, *convolution.size)

@@ -65,6 +65,10 @@ class Nets:
         """The networks there are, by name."""
         return {"model": self.model} | ({} if self.teacher is None else {"teacher": self.teacher})
 
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of all of them."""
+        return [parameter for net in self.all().values() for parameter in net.parameters()]
+
 
 @dataclass(frozen=True)
 class Outcome:

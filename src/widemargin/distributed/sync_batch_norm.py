@@ -148,7 +148,7 @@ def reduce_gradients(nets: Nets) -> None:
     """Add up the gradients of all processes; a parameter for which no process has one keeps none."""
     if batch_share.current() is None:
         return
-    parameters = [parameter for net in nets.all().values() for parameter in net.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in nets.parameters() if parameter.requires_grad]
     ordered = sorted(parameters, key=lambda parameter: str(parameter.dtype))
     for _, alike in groupby(ordered, key=lambda parameter: parameter.dtype):
         _reduce(list(alike))

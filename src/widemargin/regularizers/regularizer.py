@@ -21,24 +21,18 @@ class InputGradientPenalty:
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """(B,), differentiable in the parameters."""
-        owner, cotangents, at_once = (
-            type(self).__name__,
-            self._cotangents(x, y, generator),
-            self._at_once(training=True),
+        cotangents, at_once = self._cotangents(x, y, generator), self._at_once(training=True)
+        return squared_input_gradients(
+            type(self).__name__, model, x, cotangents, at_once=at_once, constant=self.constant
         )
-        return squared_input_gradients(owner, model, x, cotangents, at_once=at_once, constant=self.constant)
 
     @uncompiled
     def value(
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """(B,), without a graph."""
-        owner, cotangents, at_once = (
-            type(self).__name__,
-            self._cotangents(x, y, generator),
-            self._at_once(training=False),
-        )
-        return squared_input_gradients_value(owner, model, x, cotangents, at_once=at_once)
+        cotangents, at_once = self._cotangents(x, y, generator), self._at_once(training=False)
+        return squared_input_gradients_value(type(self).__name__, model, x, cotangents, at_once=at_once)
 
     def _cotangents(self, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> Cotangents:
         """logits (B, K) -> the vectors c (M, B, K)."""

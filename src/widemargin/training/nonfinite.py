@@ -81,7 +81,7 @@ class HostGuard(Guard):
 
     def __init__(self, nets: Nets, *, skips: bool) -> None:
         self._skips = skips
-        self._parameters = _parameters(nets)
+        self._parameters = nets.parameters()
         self._kept = _Snapshot(_buffers(nets))
         self._step = 0
         self._refused = False
@@ -122,7 +122,7 @@ class DeviceGuard(Guard):
 
     def __init__(self, nets: Nets, optimizer: torch.optim.Optimizer, *, skips: bool) -> None:
         self._skips = skips
-        self._parameters = _parameters(nets)
+        self._parameters = nets.parameters()
         device = self._parameters[0].device
         self._now = torch.zeros((), dtype=torch.int64, device=device)
         self._bad = torch.zeros((), dtype=torch.float32, device=device)
@@ -223,10 +223,6 @@ def _counted(values: Tensors, bad: Tensor) -> Tensors:
     one = 1.0 if share is None else 1.0 / (share.processes * share.weight)
     counted = {name: torch.where(bad, torch.zeros_like(value), value) for name, value in values.items()}
     return counted | {SKIPPED: bad.float() * one}
-
-
-def _parameters(nets: Nets) -> list[nn.Parameter]:
-    return [parameter for net in nets.all().values() for parameter in net.parameters()]
 
 
 def _buffers(nets: Nets) -> list[Tensor]:

@@ -56,8 +56,8 @@ def check_finite(state: TrainState, config: RunConfig) -> None:
     loss = mean_loss(state)
     if not math.isfinite(loss) and state.sums["samples"] > 0:
         raise _diverged(config, f"the loss became {loss} in epoch {state.epoch + 1}")
-    finite = [parameter.isfinite().all() for net in state.nets.all().values() for parameter in net.parameters()]
-    if not torch.stack(finite).all():  # one wait for the device
+    finite = torch.stack([parameter.isfinite().all() for parameter in state.nets.parameters()])
+    if not finite.all():  # one wait for the device
         raise _diverged(config, f"a weight became infinite or not a number in epoch {state.epoch + 1}")
 
 

@@ -155,8 +155,7 @@ def mean_loss(state: TrainState) -> float:
 
 def make_optimizer(nets: Nets, config: OptimizerConfig) -> torch.optim.SGD:
     """SGD on every parameter of every network."""
-    parameters = [parameter for net in nets.all().values() for parameter in net.parameters()]
-    return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    return torch.optim.SGD(nets.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
 def make_average(model: nn.Module) -> nn.Module:

@@ -34,15 +34,12 @@ class StepInputs(Protocol):
     @property
     def epoch(self) -> int:
         """Epochs finished."""
-        ...
 
     def generator(self, purpose: str) -> torch.Generator:
         """The random numbers of this step for one purpose."""
-        ...
 
     def factor(self, penalty: Penalty, batch_size: int) -> float | Tensor:
         """What multiplies each sample's penalty."""
-        ...
 
 
 @dataclass(frozen=True)

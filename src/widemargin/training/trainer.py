@@ -241,7 +241,10 @@ def finish_epoch(state: TrainState, run: RunContext, display: TrainingDisplay, *
         return
     line |= measured | {f"{AVERAGED}_{name}": value for name, value in of_averaged.items()}
     state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
-    scores, averaged_scores = _scores(measured), _scores(of_averaged)
+    scores, averaged_scores = (
+        {key: value for key, value in found.items() if key.startswith(("validation_", "test_"))}
+        for found in (measured, of_averaged)
+    )
     if best := better(state.best, measured, state.epoch):
         state.best = best
         save(state, run, "best", scores)
@@ -307,10 +310,6 @@ def _interruptible(state: TrainState, run: RunContext) -> Iterator[None]:
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
         raise
-
-
-def _scores(measured: Metrics) -> Metrics:
-    return {key: value for key, value in measured.items() if key.startswith(("validation_", "test_"))}
 
 
 def better(best: Best | None, measured: Mapping[str, Any], epoch: int) -> Best | None:
