@@ -46,6 +46,17 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path} is {kind}, not a file; replace it by a file or remove it")
 
 
+@contextmanager
+def readable(fault: str, remedy: str) -> Iterator[None]:
+    """Inside a file is read: readers fail in many ways on bytes nobody wrote, which is told as fault (why); remedy."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{fault} ({error}); {remedy}") from error
+
+
 def write_atomic(
     path: Path,
     write: Callable[[Path], object],

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from widemargin.core.files import check_file
+from widemargin.core.files import check_file, readable
 from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError
 
@@ -82,27 +82,20 @@ def _from_folder(folder: Path, split: str, records: int) -> dict[str, bytes]:
         raise InputError(f"{folder}: expected the CIFAR-10 files {wanted} (or without .bin), all of them")
     contents = {}
     for path in files:
-        try:
+        with readable(f"{path}: cannot be read", "fetch it again"):
             _check_size(path.stat().st_size, path.name, path.parent, records)
             contents[path.name] = path.read_bytes()
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error})") from error
     return contents
 
 
 def _from_archive(archive: Path, split: str, records: int) -> dict[str, bytes]:
     """The batches of one split. The tar file is streamed once, in memory; nothing is unpacked to disk."""
     binary, python = _file_names(split)
-    try:
-        with gzip.open(archive) as inflated:
-            stream = _LimitedStream(inflated, archive, 8 * records * _PYTHON_RECORD + 2**20)
-            found = _read_members(stream, {*binary, *python}, archive, records)
-            while stream.read(_CHUNK):  # gzip compares its checksum at the very end, so go there
-                pass
-    except InputError:
-        raise
-    except Exception as error:  # gzip and tarfile fail in many ways on bytes nobody wrote
-        raise InputError(f"{archive}: cannot be read as a tar.gz file ({error}); fetch it again") from error
+    with readable(f"{archive}: cannot be read as a tar.gz file", "fetch it again"), gzip.open(archive) as inflated:
+        stream = _LimitedStream(inflated, archive, 8 * records * _PYTHON_RECORD + 2**20)
+        found = _read_members(stream, {*binary, *python}, archive, records)
+        while stream.read(_CHUNK):  # gzip compares its checksum at the very end, so go there
+            pass
     for names in (binary, python):
         if all(name in found for name in names):
             return {name: found[name] for name in names}
@@ -206,12 +199,10 @@ _SILENT = frozenset({"PROTO", "FRAME"})  # which leave the top of the stack as i
 
 def read_python_batch(content: bytes, where: str, *, records: int) -> Batch:
     """((records, 3072) uint8, (records,) int64) from the bytes of one batch file."""
-    try:
+    with readable(f"{where}: not a CIFAR-10 python batch", "nothing in it was executed"):
         _check_instructions(content)
         batch = _InertUnpickler(io.BytesIO(content), encoding="bytes").load()
         return _pixels(_entry(batch, b"data"), records), _labels(_entry(batch, b"labels"), records)
-    except Exception as error:  # a hostile file may fail anywhere, and nothing of ours runs in between
-        raise InputError(f"{where}: not a CIFAR-10 python batch ({error}); nothing in it was executed") from error
 
 
 class _Name:

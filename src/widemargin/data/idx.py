@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from widemargin.core.files import check_file
+from widemargin.core.files import check_file, readable
 from widemargin.errors import InputError
 
 DEFLATE_LIMIT = 1032  # deflate (gzip, zip) cannot shrink data further than 1032 to 1
@@ -37,23 +37,15 @@ def read_labels(path: Path) -> Tensor:
 
 def _read(path: Path, *, dimensions: int) -> Tensor:
     check_file(path)
-    try:
+    header = 4 + 4 * dimensions
+    with readable(f"{path}: cannot be read as an idx file", "fetch it again"):
         with path.open("rb") as stored:
             deflated = stored.read(2) == _GZIP_MARK
         with cast(BinaryIO, gzip.open(path) if deflated else path.open("rb")) as stream:
-            return _read_stream(stream, path, dimensions=dimensions, deflated=deflated)
-    except InputError:
-        raise
-    except Exception as error:  # gzip fails in many ways on bytes nobody wrote
-        raise InputError(f"{path}: cannot be read as an idx file ({error}); fetch it again") from error
-
-
-def _read_stream(stream: BinaryIO, path: Path, *, dimensions: int, deflated: bool) -> Tensor:
-    shape = _read_shape(stream, path, dimensions)
-    expected, header = math.prod(shape), 4 + 4 * dimensions
-    check_claim(str(path), claimed=expected + header, stored=path.stat().st_size, deflated=deflated)
-    content = stream.read(expected)
-    surplus = len(stream.read(1))
+            shape = _read_shape(stream, path, dimensions)
+            expected = math.prod(shape)
+            check_claim(str(path), claimed=expected + header, stored=path.stat().st_size, deflated=deflated)
+            content, surplus = stream.read(expected), len(stream.read(1))
     if len(content) != expected or surplus:
         actual = "more" if surplus else f"{len(content) + header}"
         raise InputError(

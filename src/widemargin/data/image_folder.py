@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from widemargin.core.files import check_file
+from widemargin.core.files import check_file, readable
 from widemargin.data.idx import memory_limit
 from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError
@@ -98,19 +98,16 @@ def _common_form(files: list[Path]) -> _Form:
 
 def _form(file: Path) -> _Form:
     check_file(file)
-    try:
-        with Image.open(file, formats=_FORMATS) as image:
-            transparent = "transparency" in image.info or image.mode not in _COLOR
-            if transparent:
-                raise InputError(
-                    f"{file}: must be a grey or RGB image of 8 bits without transparency, got mode {image.mode}; "
-                    "convert it with Pillow: Image.open(f).convert('RGB').save(f)"
-                )
-            return _Form(*image.size, _COLOR[image.mode])
-    except InputError:
-        raise
-    except Exception as error:  # decoders fail in many ways on bytes nobody wrote
-        raise InputError(f"{file}: cannot be read as an image ({error}); replace or remove it") from error
+    with (
+        readable(f"{file}: cannot be read as an image", "replace or remove it"),
+        Image.open(file, formats=_FORMATS) as image,
+    ):
+        if "transparency" in image.info or image.mode not in _COLOR:
+            raise InputError(
+                f"{file}: must be a grey or RGB image of 8 bits without transparency, got mode {image.mode}; "
+                "convert it with Pillow: Image.open(f).convert('RGB').save(f)"
+            )
+        return _Form(*image.size, _COLOR[image.mode])
 
 
 def _pixels(files: list[Path], form: _Form) -> npt.NDArray[np.uint8]:
@@ -118,9 +115,6 @@ def _pixels(files: list[Path], form: _Form) -> npt.NDArray[np.uint8]:
     channels = len(form.color)
     images = np.empty((len(files), form.height, form.width, channels), dtype=np.uint8)
     for row, file in zip(images, files, strict=True):
-        try:
-            with Image.open(file, formats=_FORMATS) as image:
-                row[:] = np.asarray(image.convert(form.color)).reshape(form.height, form.width, channels)
-        except Exception as error:
-            raise InputError(f"{file}: is damaged ({error}); replace or remove it") from error
+        with readable(f"{file}: is damaged", "replace or remove it"), Image.open(file, formats=_FORMATS) as image:
+            row[:] = np.asarray(image.convert(form.color)).reshape(form.height, form.width, channels)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from widemargin.core.files import check_file
+from widemargin.core.files import check_file, readable
 from widemargin.data.idx import check_claim
 from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError
@@ -49,10 +49,8 @@ def read_npz(path: Path, split: str) -> ImageSet:
 
 def _opened(path: Path) -> zipfile.ZipFile:
     check_file(path)
-    try:
+    with readable(f"{path}: cannot be read as an .npz file", f"write it with {_FORM}"):
         return zipfile.ZipFile(path)
-    except Exception as error:  # zipfile fails in many ways on bytes nobody wrote
-        raise InputError(f"{path}: cannot be read as an .npz file ({error}); write it with {_FORM}") from error
 
 
 def _check_names(names: set[str], prefix: str, path: Path) -> None:
@@ -81,13 +79,11 @@ class _Member:
     def of(archive: zipfile.ZipFile, name: str, path: Path) -> "_Member":
         """Read the header only, and check that the sizes in it can be true."""
         where = f"{path}: {name}"
-        try:
+        with readable(f"{where} cannot be read", "write the file again with numpy.savez"):
             info = archive.getinfo(f"{name}.npy")
             with archive.open(info) as stream:
-                shape, fortran, dtype = _read_header(stream)
+                shape, fortran, dtype = _read_header(stream)  # which numpy parses as Python text
                 member = _Member(archive, where, info, shape, fortran, dtype, stream.tell())
-        except Exception as error:  # numpy parses the header as Python text, which can fail in many ways
-            raise InputError(f"{where} cannot be read ({error}); write the file again with numpy.savez") from error
         member._check_size()
         return member
 
@@ -108,12 +104,9 @@ class _Member:
     def values(self) -> Array:
         """The values, in C order and native byte order."""
         size = math.prod(self.shape) * self.dtype.itemsize
-        try:
-            with self.archive.open(self.info) as stream:
-                content = stream.read(self.offset + size)
-                surplus = stream.read(1)  # reading to the end also makes zipfile compare the checksum
-        except Exception as error:  # so does the inflating
-            raise InputError(f"{self.where} is damaged ({error}); write the file again") from error
+        with readable(f"{self.where} is damaged", "write the file again"), self.archive.open(self.info) as stream:
+            content = stream.read(self.offset + size)
+            surplus = stream.read(1)  # reading to the end also makes zipfile compare the checksum
         if len(content) != self.offset + size or surplus:
             raise InputError(f"{self.where} should be {self.offset + size} bytes, got {len(content)}; write it again")
         flat = np.frombuffer(content, dtype=self.dtype, offset=self.offset)
