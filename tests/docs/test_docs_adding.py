@@ -17,26 +17,21 @@ from widemargin.objectives import OBJECTIVES
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-TINY = [
-    "--set",
-    "epochs=1",
-    "--set",
-    "data.test_limit=20",
-    "--set",
-    "data.train_limit=100",
-    "--set",
-    "watch.margins=[]",
-]
-TINY += ["--set", "optimizer.schedule={kind = 'constant'}"]
-OWN_MODEL = ["--set", "model={kind = 'tiny'}"]
+
+
+def setting(*changes: str) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
+
+
+TINY = setting("epochs=1", "data.test_limit=20", "data.train_limit=100", "watch.margins=[]")
+TINY += setting("optimizer.schedule={kind = 'constant'}")
+OWN_MODEL = setting("model={kind = 'tiny'}")
+ATTACK = "{kind = 'pgd', eps = 0.1, step_size = 0.05, steps = 2}"
 CASES = {
     "model": OWN_MODEL,
-    "loss": [
-        "--set",
-        "objective={kind = 'half-and-half', attack = {kind = 'pgd', eps = 0.1, step_size = 0.05, steps = 2}}",
-    ],
-    "head": ["--set", "head={kind = 'shifted', shift = 2}"],
-    "data": ["--set", "data={name = 'stripes'}", *OWN_MODEL],
+    "loss": setting(f"objective={{kind = 'half-and-half', attack = {ATTACK}}}"),
+    "head": setting("head={kind = 'shifted', shift = 2}"),
+    "data": setting("data={name = 'stripes'}") + OWN_MODEL,
 }
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from widemargin import InputError
 from widemargin.data import Batch
-from widemargin.heads import Hypersphere, HypersphereHead, logits_for_training
+from widemargin.heads import Hypersphere, HypersphereHead
 from widemargin.models import MLPConfig, build_model
 from widemargin.objectives import Standard
 from widemargin.training import StepContext, train_step
@@ -138,18 +138,6 @@ def test_a_train_step_leaves_unit_rows_and_has_used_the_margin() -> None:
     torch.testing.assert_close(values["loss"].detach(), expected.float(), rtol=1e-4, atol=1e-5)
     assert (head.weight - before).abs().max() > 1e-3
     torch.testing.assert_close(lengths(head.weight), torch.ones(3), rtol=0, atol=1e-6)
-
-
-def test_the_model_predicts_with_scaled_cosines() -> None:
-    model = build_model(
-        MLPConfig(hidden=(6,)), image_shape=(1, 3, 4), num_classes=3, seed=0, make_head=Hypersphere(scale=15)
-    )
-    x, y = torch.rand(5, 1, 3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1])
-    logits, label_logits = logits_for_training(model, x, y)
-    expected = 15 * cosines_slowly(model.features(x).double(), model.head.weight.double())
-    torch.testing.assert_close(model.eval()(x).double(), expected, rtol=0, atol=1e-4)
-    assert torch.equal(model(x), logits)
-    assert not torch.allclose(label_logits, logits)
 
 
 @pytest.mark.parametrize(

@@ -83,13 +83,15 @@ def test_a_batch_of_flat_vectors() -> None:
     )
 
 
-def test_a_model_that_ignores_its_input_is_infinitely_far_on_both_sides() -> None:
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+@pytest.mark.parametrize("biases", [[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]], ids=["apart", "equal"])
+def test_a_model_that_ignores_its_input_is_infinitely_far_on_both_sides(norm: str, biases: list[float]) -> None:
+    """Signed by what it predicts: of equal logits the first."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
     with torch.no_grad():
         model[1].weight.zero_()
-        model[1].bias.copy_(torch.tensor([2.0, 1.0, 0.0]))
-    margin = effective_margin(model, images(3, 4), torch.tensor([0, 1, 2]))
-    assert margin.tolist() == [math.inf, -math.inf, -math.inf]
+        model[1].bias.copy_(torch.tensor(biases))
+    assert effective_margin(model, images(3, 4), torch.arange(3), norm).tolist() == [math.inf, -math.inf, -math.inf]
 
 
 def test_works_without_gradients_and_with_frozen_parameters_and_has_no_graph() -> None:
@@ -212,18 +214,6 @@ def test_the_scale_of_the_logits_does_not_matter(norm: str, dtype: torch.dtype, 
         for parameter in model.parameters():
             parameter.mul_(factor)
     torch.testing.assert_close(effective_margin(model, x, y, norm), expected, rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_equal_logits_that_nothing_moves_are_signed_as_the_first_is_predicted(norm: str) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    for parameter in model.parameters():
-        nn.init.zeros_(parameter)
-    assert effective_margin(model, images(3, 4, dtype=torch.float32), torch.arange(3), norm).tolist() == [
-        math.inf,
-        -math.inf,
-        -math.inf,
-    ]
 
 
 @pytest.mark.parametrize("width", [0.05, 0.25])

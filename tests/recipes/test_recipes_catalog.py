@@ -23,16 +23,6 @@ TABLES = json.loads(files("widemargin.recipes").joinpath("published.json").read_
 PUBLISHED = {name: recipe for name, recipe in RECIPES.items() if recipe.published is not None}
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_survives_toml(name, tmp_path):
-    config = RECIPES[name].config
-    text = to_toml(config)
-    assert from_dict(tomllib.loads(text)) == config
-    (tmp_path / "copy.toml").write_text(text)
-    assert read_toml(tmp_path / "copy.toml") == config
-    assert find_recipe(str(tmp_path / "copy.toml")).config == config
-
-
 @pytest.mark.parametrize("folder", ["rows", "tried"])
 def test_the_configurations_of_published_results_still_load(folder):
     for path in (Path(__file__).parents[2] / "results" / folder).rglob("config.toml"):
@@ -127,7 +117,9 @@ def test_the_list_of_recipes_names_each_one(capsys, monkeypatch):
     assert "87.56" in text
 
 
-def test_finding_a_recipe():
+def test_finding_a_recipe(tmp_path):
+    (tmp_path / "copy.toml").write_text(to_toml(RECIPES["mnist-mlp/st-emr"].config))
+    assert find_recipe(str(tmp_path / "copy.toml")).config == RECIPES["mnist-mlp/st-emr"].config
     assert find_recipe("mnist-mlp/st-emr") is RECIPES["mnist-mlp/st-emr"]
     with pytest.raises(InputError, match=r"unknown recipe 'mnist-mlp/st-em'; did you mean 'mnist-mlp/st-emr'\?"):
         find_recipe("mnist-mlp/st-em")

@@ -20,38 +20,28 @@ def of(prefix):
     return {name: recipe.config for name, recipe in RECIPES.items() if name.startswith(f"{prefix}/")}
 
 
-def emr_of(name):
-    emr = RECIPES[name].config.emr
-    return emr.kind, emr.weight, emr.temperature, emr.at, emr.scaling
+PROTOCOLS = {
+    # epochs, model, data and augmentation, when the rate falls, steps and sizes of every attack, images with a margin
+    "mnist-mlp": (50, MLPConfig(hidden=(1024,) * 4, init="he"), ("mnist", "none"), (30,), 20, (0.1, 0.01), 10_000),
+    "cifar-cnn": (100, CNNConfig(init="he"), ("cifar10", "crop-flip"), (75, 90), 10, (0.031, 0.0078), 2000),
+}
 
 
-@pytest.mark.parametrize("name", of("mnist-mlp"))
-def test_mnist_protocol(name):
+@pytest.mark.parametrize(("family", "name"), [(family, name) for family in PROTOCOLS for name in of(family)])
+def test_small_networks_protocol(family, name):
+    epochs, model, data, milestones, steps, (eps, step_size), samples = PROTOCOLS[family]
     config = RECIPES[name].config
-    assert (config.epochs, config.batch_size) == (50, 100)
-    assert config.model == MLPConfig(hidden=(1024, 1024, 1024, 1024), init="he")
-    assert (config.data.name, config.data.augmentation, config.data.held_out) == ("mnist", "none", 0)
+    assert (config.epochs, config.batch_size, config.model) == (epochs, 100, model)
+    assert (config.data.name, config.data.augmentation, config.data.held_out) == (*data, 0)
     assert (config.optimizer.lr, config.optimizer.momentum) == (0.01, 0.9)
-    assert config.optimizer.schedule == Steps(milestones=(30,), factor=0.1)
-    assert config.evaluation.attacks == ("clean", "pgd20")
-    assert (config.evaluation.eps, config.evaluation.step_size) == (0.1, 0.01)
-    assert config.watch.attack == PGD(eps=0.1, step_size=0.01, steps=20)
+    assert config.optimizer.schedule == Steps(milestones=milestones, factor=0.1)
+    assert config.evaluation.attacks == ("clean", f"pgd{steps}")
+    assert (config.evaluation.eps, config.evaluation.step_size) == (eps, step_size)
+    attack = PGD(eps=eps, step_size=step_size, steps=steps)
+    assert config.watch == WatchConfig(every=5, attack=attack, margin_samples=samples)
+    assert (set(config.watch.margins), config.watch.test) == ({"train", "test"}, True)
     if "/at-" in name:
-        assert config.objective.attack == PGD(eps=0.1, step_size=0.01, steps=20, random_start="uniform")
-
-
-@pytest.mark.parametrize("name", of("cifar-cnn"))
-def test_cifar_cnn_protocol(name):
-    config = RECIPES[name].config
-    assert (config.epochs, config.batch_size) == (100, 100)
-    assert config.model == CNNConfig(init="he")
-    assert (config.data.name, config.data.augmentation, config.data.held_out) == ("cifar10", "crop-flip", 0)
-    assert (config.optimizer.lr, config.optimizer.momentum) == (0.01, 0.9)
-    assert config.optimizer.schedule == Steps(milestones=(75, 90), factor=0.1)
-    assert config.evaluation.attacks == ("clean", "pgd10")
-    assert (config.evaluation.eps, config.evaluation.step_size) == (0.031, 0.0078)
-    if "/at-" in name:
-        assert config.objective.attack == PGD(eps=0.031, step_size=0.0078, steps=10, random_start="uniform")
+        assert config.objective.attack == replace(attack, random_start="uniform")
 
 
 LARGE = [f"{net}/{row}" for net in ("cifar-resnet18", "cifar-wrn") for row in ("at", "at-wd0.0005", "at-emr")]
@@ -68,8 +58,6 @@ def test_large_networks_protocol(name):
     assert config.objective.attack.mode == "eval"
     assert config.watch.attack == PGD(eps=0.031, step_size=0.00784, steps=10)  # selection: no random start
     assert not config.watch.test
-    assert config.evaluation.eps == 0.031
-    assert {"clean", "fgsm", "pgd10", "pgd100"} <= set(config.evaluation.attacks)
     model = WideResNetConfig(depth=34, widen=10, variant="madry") if "wrn" in name else ResNet18Config(width=64)
     assert config.model == model
 
@@ -101,35 +89,29 @@ def test_the_table_at_the_same_weight_decay():
     assert [bool(row.published.results) for row in rows] == [True, False, True, False, False]
 
 
+STAYS, FALLS = Constant(), Steps(milestones=(59, 89), factor=0.1)  # one epoch before the rate
+
+
 @pytest.mark.parametrize(
     ("name", "decay", "expected"),
     [
         # exact EMR's published weights multiply the batch mean, the approximation's the released 1/B^2
-        ("mnist-mlp/st-emr", 1e-3, ("exact", 0.1, None, "clean", "mean")),
-        ("mnist-mlp/at-emr", 1e-3, ("exact", 3e-4, None, "adversarial", "mean")),
-        ("mnist-mlp/st-approximate-emr", 1e-3, ("approximate", 1.0, 1.0, "clean", "released")),
-        ("mnist-mlp/at-approximate-emr", 1e-3, ("approximate", 3e-4, 1.0, "adversarial", "released")),
-        ("cifar-cnn/st-emr", 5e-4, ("exact", 0.01, None, "clean", "mean")),
-        ("cifar-cnn/at-emr", 5e-4, ("exact", 1e-3, None, "adversarial", "mean")),
-        ("cifar-cnn/st-approximate-emr", 5e-4, ("approximate", 30.0, 1.0, "clean", "released")),
-        ("cifar-cnn/at-approximate-emr", 5e-4, ("approximate", 3e-4, 1.0, "adversarial", "released")),
-        ("cifar-resnet18/at-emr", 5e-4, ("approximate", 0.1, 40.0, "adversarial", "released")),
-        ("cifar-wrn/at-emr", 5e-4, ("approximate", 1.0, 40.0, "adversarial", "released")),
+        ("mnist-mlp/st-emr", 1e-3, ("exact", 0.1, None, "clean", "mean", STAYS)),
+        ("mnist-mlp/at-emr", 1e-3, ("exact", 3e-4, None, "adversarial", "mean", STAYS)),
+        ("mnist-mlp/st-approximate-emr", 1e-3, ("approximate", 1.0, 1.0, "clean", "released", STAYS)),
+        ("mnist-mlp/at-approximate-emr", 1e-3, ("approximate", 3e-4, 1.0, "adversarial", "released", STAYS)),
+        ("cifar-cnn/st-emr", 5e-4, ("exact", 0.01, None, "clean", "mean", STAYS)),
+        ("cifar-cnn/at-emr", 5e-4, ("exact", 1e-3, None, "adversarial", "mean", STAYS)),
+        ("cifar-cnn/st-approximate-emr", 5e-4, ("approximate", 30.0, 1.0, "clean", "released", STAYS)),
+        ("cifar-cnn/at-approximate-emr", 5e-4, ("approximate", 3e-4, 1.0, "adversarial", "released", STAYS)),
+        ("cifar-resnet18/at-emr", 5e-4, ("approximate", 0.1, 40.0, "adversarial", "released", FALLS)),
+        ("cifar-wrn/at-emr", 5e-4, ("approximate", 1.0, 40.0, "adversarial", "released", FALLS)),
     ],
 )
 def test_emr_rows(name, decay, expected):
-    assert emr_of(name) == expected
+    emr = RECIPES[name].config.emr
+    assert (emr.kind, emr.weight, emr.temperature, emr.at, emr.scaling, emr.schedule) == expected
     assert RECIPES[name].config.optimizer.weight_decay == decay
-
-
-@pytest.mark.parametrize("name", ["cifar-resnet18/at-emr", "cifar-wrn/at-emr"])
-def test_the_emr_weight_of_large_networks_falls_one_epoch_before_the_rate(name):
-    assert RECIPES[name].config.emr.schedule == Steps(milestones=(59, 89), factor=0.1)
-
-
-@pytest.mark.parametrize("name", ["mnist-mlp/st-emr", "mnist-mlp/at-emr", "cifar-cnn/st-emr", "cifar-cnn/at-emr"])
-def test_the_emr_weight_of_small_networks_stays(name):
-    assert RECIPES[name].config.emr.schedule == Constant()
 
 
 @pytest.mark.parametrize(
@@ -141,19 +123,15 @@ def test_the_emr_weight_of_small_networks_stays(name):
         ("cifar-cnn/at-wd", (0.01, 0.001, 0.0005, 0.0001)),
         ("cifar-resnet18/at-wd", (0.0005,)),
         ("cifar-wrn/at-wd", (0.0005,)),
+        ("cifar-resnet18/at", (0.001,)),  # twice that of the EMR rows
+        ("cifar-wrn/at", (0.001,)),
     ],
 )
 def test_weight_decays_of_the_baselines(prefix, decays):
     for decay in decays:
-        config = RECIPES[f"{prefix}{decay:g}"].config
+        config = RECIPES[prefix if prefix.endswith("/at") else f"{prefix}{decay:g}"].config
         assert config.optimizer.weight_decay == decay
         assert config.emr is None
-
-
-@pytest.mark.parametrize("name", ["cifar-resnet18/at", "cifar-wrn/at"])
-def test_the_large_baselines_use_twice_the_weight_decay_of_the_emr_rows(name):
-    assert RECIPES[name].config.optimizer.weight_decay == 1e-3
-    assert RECIPES[name].config.emr is None
 
 
 def test_the_demo_trains_the_papers_network_on_the_embedded_digits():
@@ -203,20 +181,6 @@ def test_every_large_network_is_judged_alike(name):
     plan = RECIPES[name].config.evaluation
     assert plan.attacks == ("clean", "fgsm", "pgd10", "pgd100", "autoattack")
     assert (plan.eps, plan.step_size) == (0.031, 0.00784)
-
-
-@pytest.mark.parametrize(
-    ("family", "attack", "samples"),
-    [
-        ("mnist-mlp", PGD(eps=0.1, step_size=0.01, steps=20), 10_000),
-        ("cifar-cnn", PGD(eps=0.031, step_size=0.0078, steps=10), 2000),
-    ],
-)
-def test_what_is_watched_of_the_small_networks(family, attack, samples):
-    for config in of(family).values():
-        assert config.watch == WatchConfig(every=5, attack=attack, margin_samples=samples)
-        assert set(config.watch.margins) == {"train", "test"}
-        assert config.watch.test
 
 
 @pytest.mark.parametrize("name", ["demo/plain", "demo/emr"])
