@@ -147,10 +147,16 @@ def test_what_set_float32_matmul_precision_said_can_be_read_and_is_put_back(said
     assert done.stdout.splitlines() == ["highest ieee False", "high tf32 True", f"True {before}"]
 
 
-@pytest.mark.parametrize("part", ["matmul", "conv"])
-def test_a_cpu_computes_in_full_float32_too(part):
-    said = f"part = torch.backends.mkldnn.{part}; part.fp32_precision = 'bf16'"
-    looked = "with full_float32():\n    print(part.fp32_precision)\nprint(part.fp32_precision)"
-    script = f"import torch; from widemargin.core.precision import full_float32\n{said}\n{looked}"
+def test_a_cpu_computes_in_full_float32_too():
+    script = """
+import torch
+from widemargin.core.precision import full_float32
+parts = torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
+for part in parts:
+    part.fp32_precision = "bf16"
+with full_float32():
+    print(*(part.fp32_precision for part in parts))
+print(*(part.fp32_precision for part in parts))
+"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["ieee", "bf16"]
+    assert done.stdout.splitlines() == ["ieee ieee", "bf16 bf16"]

@@ -55,6 +55,7 @@ def free_port() -> int:
 
 def main(folder: Path) -> None:
     """In each of the processes: every job in order; its result is ``number-rank.pt``."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # where the faults are
     import layer_cases
     import run_cases
     import step_cases

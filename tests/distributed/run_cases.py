@@ -7,17 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from faults import interrupted
 from widemargin import InputError
 from widemargin.config import RunConfig
 from widemargin.config.checkpoint import load_checkpoint
 from widemargin.config.toml import from_dict, with_overrides
 from widemargin.distributed.group import Processes
 from widemargin.training import Stop, run_folder, train
-from widemargin.training import step as steps_module
 from widemargin.training import watch as watch_module
 from widemargin.training.setup import load_splits, make_state
 from widemargin.training.state import check_same_weights
-from widemargin.training.step import train_step
 
 TINY = """
 name = "tiny"
@@ -63,31 +62,11 @@ def whole_run(
     return {"finished": result.finished, "metrics": result.metrics}
 
 
-@contextmanager
-def interrupted_at(step: int) -> Iterator[None]:
-    """KeyboardInterrupt in the middle of the given step (counted from 1)."""
-    calls = iter(range(1, 1000))
-
-    def interrupted(*args: Any, **options: Any) -> Any:
-        values = train_step(*args, **options)
-        if next(calls) == step:
-            raise KeyboardInterrupt
-        return values
-
-    steps_module.train_step = interrupted
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        steps_module.train_step = train_step
-
-
 def begun_run(out: str, *, rank: int = 0, processes: int = 1) -> dict[str, Any]:
     """A run that a kill ends in its seventh step, with a checkpoint after every second step of an epoch."""
     del rank, processes
-    with small_batches_to_measure(), interrupted_at(STEPS + 3):
-        train(tiny(), out=Path(out), device="cpu", checkpoint_every=2)
+    with small_batches_to_measure():
+        interrupted(tiny(), Path(out), step=STEPS + 3, device="cpu", checkpoint_every=2)
     return {}
 
 

@@ -16,7 +16,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
     path = tmp_path / "tiny.toml"
     path.write_text(TINY.replace('kind = "adversarial"', 'kind = "dying"'))
     return path
@@ -26,8 +27,7 @@ def command(recipe: Path, out: Path) -> list[str]:
     return ["-m", "widemargin", "--import", "dying", "train", str(recipe), "--out", str(out), "--checkpoint-every", "2"]
 
 
-def test_the_command_in_two_processes(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+def test_the_command_in_two_processes(recipe: Path, tmp_path: Path) -> None:
     first, second = start([sys.executable, *command(recipe, tmp_path / "two")])
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert "processes: 2, which share every batch" in first.stderr
@@ -53,7 +53,6 @@ def torchrun(*command: str, restarts: int) -> subprocess.CompletedProcess[str]:
 def test_what_one_process_refuses_in_a_step_ends_all(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.setenv("DYING_LOG", str(tmp_path / "steps"))
     monkeypatch.setenv("DYING_REFUSES", "yes")
     finished = torchrun(*command(recipe, tmp_path / "refused"), restarts=0)
@@ -65,7 +64,6 @@ def test_what_one_process_refuses_in_a_step_ends_all(
 def test_a_killed_process_is_started_again_and_goes_on(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.setenv("DYING_LOG", str(tmp_path / "steps"))
     finished = torchrun(*command(recipe, tmp_path / "killed"), restarts=2)
     assert finished.returncode == 0, finished.stderr

@@ -2,33 +2,25 @@
 
 import itertools
 import re
-import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
 
 import pytest
 import torch
 import torch.distributed as dist
+from processes import free_port
 from run_cases import STEPS, tiny
 from torch import nn
 
 from widemargin import InputError
-from widemargin.attacks import PGD
 from widemargin.attacks.threat import L2, Linf
-from widemargin.config import RunConfig
 from widemargin.config.checkpoint import load_checkpoint
 from widemargin.core import randomness
 from widemargin.core.batch_share import batch_mean, batch_size, part_of_mean, share_of, sharing, sums_over_processes
-from widemargin.data import Batches, CropFlip, ImageSet
 from widemargin.distributed.group import LIMIT, Waiting, connect, fresh_part
 from widemargin.distributed.sync_batch_norm import share_batch_norms
-from widemargin.models import WideResNetConfig
-from widemargin.objectives import Adversarial
 from widemargin.training import run_folder, train
-from widemargin.training.setup import make_state
-from widemargin.training.watch import training_points
 
 
 @pytest.mark.parametrize("processes", [2, 3, 8])
@@ -72,20 +64,6 @@ def test_random_numbers_for_another_batch_are_refused() -> None:
         randomness.normal((6, 2), generator=randomness.fresh(), dtype=torch.float32)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_batches_of_all_processes_are_the_batches(processes: int) -> None:
-    images = torch.randint(0, 256, (11, 3, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    data = ImageSet(images, torch.arange(11) % 4, num_classes=4, name="toy")
-    whole = Batches(data=data, batch_size=5, seed=7, augmentation=CropFlip(padding=2))
-    parts = [replace(whole, rank=rank, processes=processes).epoch(1) for rank in range(processes)]
-    for batch, *mine in zip(whole.epoch(1), *parts, strict=True):
-        assert {part.size for part in mine} == {batch.size} == {len(batch.labels)}
-        for name in ("indices", "images", "labels"):
-            tensors = [getattr(part, name) for part in mine]
-            together = tensors[0] if batch.size < processes else torch.cat(tensors)
-            assert torch.equal(together, getattr(batch, name))
-
-
 class OwnNorm(nn.BatchNorm2d):
     """Somebody's own."""
 
@@ -123,17 +101,6 @@ def test_checkpoints_in_mid_epoch(tmp_path, monkeypatch) -> None:
     assert load_checkpoint(tmp_path / "often" / "last.safetensors").description.epoch == 2
     with pytest.raises(InputError, match="--checkpoint-every must be a whole number of at least 1"):
         train(tiny(), out=tmp_path / "never", device="cpu", checkpoint_every=0)
-
-
-def test_measuring_with_an_attack_in_training_mode_leaves_the_statistics_alone() -> None:
-    attack = PGD(eps=0.1, step_size=0.05, steps=2, mode="train")
-    base = tiny("emr=none", "averaging=none")
-    config: RunConfig = replace(base, model=WideResNetConfig(depth=10, widen=1), objective=Adversarial(attack=attack))
-    data = ImageSet(torch.rand(6, 3, 8, 8), torch.arange(6) % 3, num_classes=3, name="toy")
-    nets = make_state(config, data).nets
-    before = {name: buffer.clone() for name, buffer in nets.model.named_buffers()}
-    assert len(list(training_points(nets, data, config, epoch=1))) == 1
-    assert all(torch.equal(before[name], buffer) for name, buffer in nets.model.named_buffers())
 
 
 def test_a_restarted_process_hears_nothing_of_the_attempt_before() -> None:
@@ -178,10 +145,7 @@ def test_the_time_limit_of_the_rendezvous_is_checked(monkeypatch: pytest.MonkeyP
 
 
 def test_a_process_whose_fellow_never_comes_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LIMIT: "1"}
+    told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), LIMIT: "1"}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)

@@ -179,3 +179,8 @@ def gradients(model: nn.Module, value: Tensor) -> Tensor:
     found = torch.autograd.grad(value, parameters, allow_unused=True)
     pairs = zip(found, parameters, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """How far apart they are, in units of the second one's size."""
+    return float((a - b).norm() / b.norm())

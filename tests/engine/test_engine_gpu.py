@@ -12,6 +12,7 @@ from engine_cases import (
     PENALTIES,
     SHAPES,
     batches,
+    difference,
     gradients,
     parameters,
     run_of,
@@ -59,10 +60,6 @@ def exact_arithmetic():  # type: ignore[no-untyped-def]
     with full_float32():
         yield
     torch.backends.cudnn.benchmark = before
-
-
-def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).norm() / b.norm())
 
 
 WIDE = torch.float64  # an attack takes signs; in float64 rounding does not turn them

@@ -12,7 +12,7 @@ from widemargin.data import Batch, Batches, CropFlip, ImageSet, NoAugmentation
 from widemargin.engine import Plan
 from widemargin.recipes import find_recipe
 from widemargin.training import StepContext, graphed_step
-from widemargin.training.graphed_step import CopyInputs, Factor, GatherInputs, GraphedSteps, batch_key, inputs_for
+from widemargin.training.graphed_step import CopyInputs, GatherInputs, GraphedSteps, batch_key, inputs_for
 from widemargin.training.setup import make_state
 from widemargin.training.step import EagerSteps, set_learning_rate
 
@@ -110,13 +110,6 @@ def test_a_learning_rate_in_a_tensor_is_the_last_that_was_set():
     kept, group["lr"] = group["lr"], torch.tensor(0.5)  # as a state that becomes capturable does
     set_learning_rate(optimizer, 0.1)
     assert float(group["lr"]) == float(kept)
-
-
-def test_a_factor_is_the_last_that_was_set():
-    factor = Factor(torch.zeros(()))
-    for value in (0.0, 0.3, 0.3, 0.0, 2.0):
-        factor.set_to(value)
-        assert float(factor.tensor) == pytest.approx(value)
 
 
 class Inverting:

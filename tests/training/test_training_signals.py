@@ -216,22 +216,6 @@ def test_an_interrupt_at_any_moment_ends_in_a_line_and_no_traceback(script, says
     assert done.stderr == says
 
 
-IGNORING = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-
-
-def test_where_signals_are_ignored_the_tests_pass_as_well():
-    """``nohup make test &``, some CI systems: children inherit what is ignored; tests/conftest.py puts it right."""
-    one = f"{__file__}::test_an_interrupt_at_any_moment_ends_in_a_line_and_no_traceback"
-    command = ["-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", "-k", "Dying", one]
-    done = subprocess.run([sys.executable, "-c", IGNORING, *command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.split()[0] == "."
-
-
 def test_in_another_thread_no_handler_is_touched(tiny, tmp_path):
     results, before = [], signal.getsignal(INT)
     thread = threading.Thread(target=lambda: results.append(train(tiny("epochs=1"), out=tmp_path)))

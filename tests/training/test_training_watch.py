@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
+from oracles import effective_margin_slowly, pgd_slowly
 from widemargin.config.checkpoint import load_checkpoint, restore_model
 from widemargin.data import ImageSet, load
 from widemargin.training import train
@@ -15,35 +15,11 @@ from widemargin.types import Nets
 AT = 'objective={kind="adversarial", attack={kind="pgd", eps=0.05, step_size=0.02, steps=3}}'
 
 
-def margin_by_hand(model, x, y):
-    """One image, one class at a time: min over j != y of (z_y - z_j) / ||d(z_y - z_j)/dx||."""
-    found = []
-    for j in range(10):
-        if j != y:
-            leaf = x.clone().requires_grad_()
-            z = model(leaf[None])[0]
-            gap = z[y] - z[j]
-            (slope,) = torch.autograd.grad(gap, leaf)
-            found.append((gap / slope.norm()).item())
-    return min(found)
-
-
-def pgd_by_hand(model, x, y, *, eps, step_size, steps):
-    point = x.clone()
-    for _ in range(steps):
-        leaf = point.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(cross_entropy(model(leaf), y), leaf)
-        point = (x + (point + step_size * gradient.sign() - x).clamp(-eps, eps)).clamp(0, 1)
-    return point
-
-
 def moments_by_hand(model, images, labels):
     """Mean and standard deviation of the margins of correctly classified images."""
-    kept = [
-        margin_by_hand(model, x, int(y)) for x, y in zip(images, labels, strict=True) if model(x[None]).argmax() == y
-    ]
-    values = torch.tensor(kept, dtype=torch.float64)
-    return values.mean().item(), values.std(correction=0).item()
+    right = model(images).argmax(1) == labels
+    margins = effective_margin_slowly(model, images[right], labels[right], "l2").double()
+    return margins.mean().item(), margins.std(correction=0).item()
 
 
 def model_of(folder):
@@ -70,7 +46,7 @@ def test_training_margins_of_adversarial_training_are_those_at_the_adversarial_i
     line = train(tiny(*settings, AT), out=tmp_path).metrics[-1]
     model = model_of(tmp_path)
     data = load("mnist-embedded", "train", limit=80)
-    attacked = pgd_by_hand(model, data.floats(), data.labels, eps=0.05, step_size=0.02, steps=3)
+    attacked = pgd_slowly(model, data.floats(), data.labels, eps=0.05, step_size=0.02, steps=3)
     assert moments(line, "train") == pytest.approx(moments_by_hand(model, attacked, data.labels), rel=1e-4)
     assert line["train_margin_mean"] != pytest.approx(moments_by_hand(model, data.floats(), data.labels)[0], rel=0.02)
     test = load("mnist-embedded", "test", limit=60)
@@ -82,7 +58,7 @@ def test_accuracies_clean_and_attacked_against_a_loop(tiny, tmp_path):
     line = train(tiny("epochs=2", attack, "data.held_out=30"), out=tmp_path).metrics[-1]
     model = model_of(tmp_path)
     test = load("mnist-embedded", "test", limit=60)
-    attacked = pgd_by_hand(model, test.floats(), test.labels, eps=0.05, step_size=0.02, steps=3)
+    attacked = pgd_slowly(model, test.floats(), test.labels, eps=0.05, step_size=0.02, steps=3)
     for key, images in (("test_clean", test.floats()), ("test_robust", attacked)):
         right = [int(model(x[None]).argmax()) == int(y) for x, y in zip(images, test.labels, strict=True)]
         assert line[key] == pytest.approx(100 * sum(right) / 60)
@@ -99,28 +75,31 @@ def test_only_the_first_margin_samples_are_measured(tiny, tmp_path, monkeypatch)
         assert moments(line, split) == pytest.approx(moments_by_hand(model, data.floats(), data.labels), rel=1e-4)
 
 
+EVERYTHING = ("epochs=1", 'watch.attack={kind="fgsm", eps=0.1}', "data.held_out=20")
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, tmp_path_factory):
+    (line,) = train(tiny(*EVERYTHING), out=tmp_path_factory.mktemp("whole")).metrics
+    return line
+
+
 @pytest.mark.parametrize(
-    ("settings", "absent"),
+    ("setting", "absent"),
     [
-        (("watch.test=false",), {"test_clean", "test_robust"}),
-        (('watch.margins=["test"]',), {"train_margin_mean", "train_margin_std"}),
-        (('watch.margins=["train"]',), {"test_margin_mean", "test_margin_std"}),
-        (
-            ("watch.margins=[]",),
-            {"train_margin_mean", "train_margin_std", "test_margin_mean", "test_margin_std"},
-        ),
-        (("watch.attack=none",), {"test_robust", "validation_robust"}),
-        (("data.held_out=0",), {"validation_clean", "validation_robust"}),
+        ("watch.test=false", {"test_clean", "test_robust"}),
+        ('watch.margins=["test"]', {"train_margin_mean", "train_margin_std"}),
+        ('watch.margins=["train"]', {"test_margin_mean", "test_margin_std"}),
+        ("watch.margins=[]", {"train_margin_mean", "train_margin_std", "test_margin_mean", "test_margin_std"}),
+        ("watch.attack=none", {"test_robust", "validation_robust"}),
+        ("data.held_out=0", {"validation_clean", "validation_robust"}),
     ],
 )
-def test_each_part_can_be_switched_off(tiny, tmp_path, settings, absent):
-    everything = ("epochs=1", 'watch.attack={kind="fgsm", eps=0.1}', "data.held_out=20")
-    (whole,) = train(tiny(*everything), out=tmp_path / "whole").metrics
-    (part,) = train(tiny(*everything, *settings), out=tmp_path / "part").metrics
+def test_each_part_can_be_switched_off(tiny, tmp_path, whole, setting, absent):
+    (part,) = train(tiny(*EVERYTHING, setting), out=tmp_path).metrics
     assert whole.keys() - part.keys() == absent
     for key in part.keys() - {"seconds", "watch_seconds"}:
-        if "data.held_out=0" not in settings:  # which changes the training images
-            assert part[key] == whole[key]
+        assert part[key] == whole[key] or setting == "data.held_out=0"  # which changes the training images
 
 
 def test_every_second_epoch_and_the_last_are_watched(tiny, tmp_path):
