@@ -227,7 +227,6 @@ def test_a_whole_part_can_be_added() -> None:
         ("objective.attack.random_start=true", r"random_start must be one of False, 'uniform', 'gaussian'.* got True"),
         ("objective.attack.kind=cw", r"objective.attack.kind must be one of fgsm, pgd; got 'cw'$"),
         ("optimizer.schedule.kind=mine", r"optimizer.schedule.kind must be one of .*steps; got 'mine'$"),
-        ("emr.schedule.kind=mine", r"emr.schedule.kind must be one of .*steps; got 'mine'$"),
         ("head={kind='large-margin', annealing={kind='mine'}}", r"annealing.kind must be one of .*; got 'mine'$"),
         (
             "objective.kind=mine",

@@ -19,7 +19,7 @@ from widemargin.core.precision import deterministic_algorithms
 from widemargin.core.versions import own_version
 from widemargin.engine.plan import searching_kernels
 from widemargin.errors import WidemarginWarning
-from widemargin.training import run_folder, train, trainer
+from widemargin.training import train
 
 VALIDATED = ("data.held_out=40", 'watch.attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}', "watch.margins=[]")
 AT = 'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}}'
@@ -43,15 +43,6 @@ def uninterrupted(tiny, tmp_path_factory, left_in):
         return done[name]
 
     return get
-
-
-@pytest.mark.parametrize("step", [STEPS + 1, STEPS + 3])
-def test_after_an_interrupt(step, uninterrupted, tmp_path, left_in):
-    config, expected = uninterrupted("at-stochastic")
-    interrupted(config, tmp_path, step=step)
-    assert load_checkpoint(tmp_path / "last.safetensors").description.epoch == 1
-    assert train(config, out=tmp_path).finished
-    left_in(tmp_path).assert_same(expected)
 
 
 def test_epochs_within_the_pause_have_no_checkpoint_and_are_trained_again(
@@ -101,33 +92,6 @@ def test_after_the_time_is_out_at_the_end_of_an_epoch(uninterrupted, tmp_path, m
         result = train(config, out=tmp_path, max_seconds=STEPS)
         assert (result.finished, result.epoch, len(result.metrics)) == (False, epoch, epoch)
     assert train(config, out=tmp_path, max_seconds=STEPS).finished
-    left_in(tmp_path).assert_same(expected)
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize(
-    ("module", "function", "call"),
-    [(run_folder, "save_checkpoint", 1), (run_folder, "save_checkpoint", 2), (trainer, "append_line", 1)],
-)
-def test_after_a_crash_between_the_files_of_an_epoch(
-    module, function, call, moment, uninterrupted, tmp_path, monkeypatch, left_in
-):
-    """Best checkpoint, metrics line and last checkpoint are written one after the other: cut between any two."""
-    config, expected = uninterrupted("st")
-    real, calls = getattr(module, function), iter(range(1, 100))
-
-    def crashing(*args):
-        stop = next(calls) == call
-        if not (stop and moment == "before"):
-            real(*args)
-        if stop:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, function, crashing)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, out=tmp_path)
-    monkeypatch.undo()
-    train(config, out=tmp_path)
     left_in(tmp_path).assert_same(expected)
 
 
