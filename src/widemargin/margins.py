@@ -33,13 +33,18 @@ def effective_margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm = "l2", 
 
     Memory is that of ``classes_at_once`` input gradients, for any number of classes.
     """
+    return class_margins(model, x, y, norm, classes_at_once=classes_at_once).amin(1)
+
+
+def class_margins(model: nn.Module, x: Tensor, y: Tensor, norm: Norm = "l2", *, classes_at_once: int = 16) -> Tensor:
+    """(B, K): the distance of each image to its linearized boundary with each class; infinite for the label's own."""
     choice("effective_margin", "norm", norm, tuple(DUAL_ORDER))
     check_count("effective_margin: classes_at_once", classes_at_once)
     with full_float32(), outside_inference_mode():
-        return _margin(model, x, y, norm, classes_at_once)
+        return _margins(model, x, y, norm, classes_at_once)
 
 
-def _margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm, classes_at_once: int) -> Tensor:
+def _margins(model: nn.Module, x: Tensor, y: Tensor, norm: Norm, classes_at_once: int) -> Tensor:
     with torch.enable_grad():
         logits, leaf = logits_and_leaf(model, x, owner="effective_margin")
     num_classes = logits.shape[1]
@@ -51,7 +56,7 @@ def _margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm, classes_at_once:
         _lengths(own_row - vector_jacobian_products(logits, leaf, classes[chunk], keep_graph=True), norm)
         for chunk in in_chunks(num_classes, classes_at_once)
     ]
-    return _nearest(logits.detach(), y, torch.cat(distances).T)
+    return _ratios(logits.detach(), y, torch.cat(distances).T)
 
 
 def _lengths(rows: Tensor, norm: Norm) -> Tensor:
@@ -64,8 +69,8 @@ def _lengths(rows: Tensor, norm: Norm) -> Tensor:
     return lengths
 
 
-def _nearest(logits: Tensor, y: Tensor, slopes: Tensor) -> Tensor:
-    """(B, K) logits and slopes ||w_y - w_j|| -> (B,); a boundary that no move approaches is infinitely far."""
+def _ratios(logits: Tensor, y: Tensor, slopes: Tensor) -> Tensor:
+    """(B, K) logits and slopes ||w_y - w_j|| -> (B, K); a boundary that no move approaches is infinitely far."""
     label, classes = y.long().unsqueeze(1), torch.arange(logits.shape[1], device=logits.device)
     own = classes == label
     gaps = logits.gather(1, label) - logits
@@ -75,7 +80,7 @@ def _nearest(logits: Tensor, y: Tensor, slopes: Tensor) -> Tensor:
     unreachable = torch.copysign(slopes.new_tensor(torch.inf), wins)
     moves = (slopes > tiny) | slopes.isnan() | gaps.isnan()  # what is not a number stays none
     ratios = torch.where(moves, gaps / slopes.clamp_min(tiny), unreachable)
-    return ratios.masked_fill(own, torch.inf).amin(1)
+    return ratios.masked_fill(own, torch.inf)
 
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -11,9 +11,10 @@ import torch
 from small_networks import pictures
 from torch import nn
 
-from widemargin.cli.main import run
+from widemargin.cli.main import MAY_STAND_ALONE, run
 from widemargin.core.device import choose_device
 from widemargin.evaluation import judge
+from widemargin.evaluation.minimal_norm import METHODS
 from widemargin.models import MLPConfig
 
 KEYS = re.findall(
@@ -99,6 +100,7 @@ def test_the_table(answer, folder, very_short):
             *("--distance", "--seed", "3"),
         )
     )
+    assert re.search(r"; method full, found by (fab-t|apgd-t) \d+", text)
     assert f"{folder / 'net.pt'}: 12 test images of" in text
     assert "linf eps 8/255 = 0.0313725; step eps/4; seed 3" in text
     for name in ("clean", "fgsm", "pgd3", "after apgd-ce", "after apgd-t", "after fab-t", "after square", "autoattack"):
@@ -135,7 +137,7 @@ def test_the_json_is_the_librarys(answer, folder, very_short):
     assert list(record["accuracy"]) == ["clean", *(f"{name}@{eps}" for eps in ("2/255", "0.1") for name in names)]
     assert [point["written"] for point in record["curves"]["pgd3"]] == ["2/255", "0.1"]
     assert record["margins"]["all"]["count"] == 9
-    assert record["distance"].keys() == {"count", "median", "rank_correlation"}
+    assert record["distance"].keys() == {"method", "count", "median", "rank_correlation", "found_by"}
     assert {"widemargin", "torch", "python"} <= record["versions"].keys()
     assert set(record["seconds"]) == {"clean", "margin", "distance"} | (
         set(record["accuracy"]) - {"clean", "autoattack@2/255", "autoattack@0.1"}
@@ -325,3 +327,27 @@ def test_mistakes_end_with_one_line(refused, folder, tmp_path, monkeypatch, mist
     arguments, says = MISTAKES[mistake]
     assert says in refused(*arguments)
     sys.modules.pop("own_nets", None)
+
+
+@pytest.mark.parametrize(
+    ("words_of_it", "method"),
+    [
+        (("--distance", "--json"), "full"),
+        (("--json", "--distance"), "full"),
+        (("--distance", "full", "--json"), "full"),
+        (("--distance", "quick", "--json"), "quick"),
+        (("--distance=fab-t", "--json"), "fab-t"),
+    ],
+)
+def test_distance_takes_a_value_or_none(answer, folder, very_short, words_of_it, method):
+    options = ("--dataset", folder / "digits.npz", "--attacks", "clean", "--norm", "l2", "--limit", 3)
+    assert json.loads(answer(folder / "net.pt", *options, *words_of_it))["distance"]["method"] == method
+
+
+def test_distance_before_the_target_takes_it_for_no_value(answer, folder, very_short):
+    options = ("--dataset", folder / "digits.npz", "--attacks", "clean", "--limit", 3, "--json")
+    assert json.loads(answer("--distance", folder / "net.pt", *options))["distance"]["method"] == "full"
+
+
+def test_the_values_of_distance_are_the_methods_there_are():
+    assert MAY_STAND_ALONE["evaluate"]["--distance"] == METHODS

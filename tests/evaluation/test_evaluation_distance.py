@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from collections import Counter
 
 import pytest
 import torch
@@ -10,10 +11,15 @@ from small_networks import Rough, pictures, taught_conv
 from torch import nn
 
 import widemargin
+from widemargin.attacks import ALMA, DDN
 from widemargin.evaluation import distance, evaluator
+from widemargin.evaluation.autoattack import make_reference
 from widemargin.evaluation.distance import rank_correlation
+from widemargin.evaluation.folder import read_evaluation
+from widemargin.evaluation.minimal_norm import METHODS, NearestSearch
 
 OVERSHOOT = 1.07  # FAB steps 5% beyond the boundary it projects to
+DRAWN_BACK = 1.005
 
 
 def linear_model(classes=4, seed=0):
@@ -40,13 +46,14 @@ def closed_form(model, x, y, norm):
     return torch.tensor(distances)
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("norm", "batch_size"), [("linf", 250), ("l2", 250), ("linf", 9)])
-def test_a_linear_models_distances_are_known(norm, batch_size):
+def test_a_linear_models_distances_are_known(norm, batch_size, method):
     model, x = linear_model(), images_in_the_middle()
     y = model(x).argmax(1)
     y[3] = (y[3] + 1) % 4
     report = widemargin.evaluate(
-        model, (x, y), ["clean"], 0.1, norm, distance=True, sanity=False, batch_size=batch_size
+        model, (x, y), ["clean"], 0.1, norm, distance=method, sanity=False, batch_size=batch_size
     )
     exact = closed_form(model, x, y, norm)
     right = torch.arange(16) != 3
@@ -55,11 +62,120 @@ def test_a_linear_models_distances_are_known(norm, batch_size):
     assert report.margin.allclose(exact, rtol=1e-3, atol=1e-6)
     ratio = report.distance[right] / exact[right]
     assert ratio.min() > 0.999, "nearer than anything can be"
-    assert ratio.max() < OVERSHOOT
+    exactly = method == "full" or (method, norm) == ("quick", "linf")
+    assert ratio.max() < (DRAWN_BACK if exactly else 1.1 if method == "quick" else OVERSHOOT)
     measured = report.to_json()["distance"]
     assert measured["count"] == 15
     assert measured["median"] == pytest.approx(float(report.distance[right].median()))
     assert measured["rank_correlation"] > 0.97
+    assert measured["method"] == method
+    assert sum(measured["found_by"].values()) == 15
+
+
+def test_each_image_says_which_attack_was_nearest(tmp_path):
+    """The minimum is that of the attacks, one run by itself; of those the record names one that has it."""
+    model, (x, y) = taught_conv(4), pictures(4, 16)
+    report = widemargin.evaluate(model, (x, y), ["clean"], norm="l2", distance=True, sanity=False, out=tmp_path)
+    reference = make_reference(model, eps=1.0, norm="l2", seed=0, num_classes=4, device=torch.device("cpu"))
+    attacks = {"ddn": DDN(), "ddn-3z": DDN(logit_scale=3), "ddn-10z": DDN(logit_scale=10), "alma": ALMA()}
+    alone = {}
+    for name, attack in attacks.items():
+        x_adv = attack(model, x, y)
+        alone[name] = torch.where(model(x_adv).argmax(1) == y, math.inf, (x_adv - x).flatten(1).norm(dim=1))
+    by_fab = [x_adv for _, x_adv in NearestSearch(reference=reference, norm="l2", method="fab-t").finds(x, y, None)]
+    alone["fab-t"] = torch.stack(
+        [torch.where(model(x_adv).argmax(1) == y, math.inf, (x_adv - x).flatten(1).norm(dim=1)) for x_adv in by_fab]
+    ).amin(0)
+    right = report.verdicts["clean"]
+    shortest = torch.stack(list(alone.values())).amin(0)[right]
+    assert (report.distance[right] <= 1.01 * shortest).all()
+    assert (report.distance[right] > 0.9 * shortest).all()
+    rows = [json.loads(line) for line in (tmp_path / "examples.jsonl").read_text().splitlines()]
+    for row, name in zip(rows, report.distance_by, strict=True):
+        assert row["distance_by"] == name
+        assert (name in alone) is row["verdicts"]["clean"]
+        if name in attacks:
+            assert row["distance"] <= 1.001 * float(alone[name][row["index"]])
+    winners = json.loads((tmp_path / "report.json").read_text())["distance"]["found_by"]
+    assert winners == dict(Counter(name for name in report.distance_by if name))
+    read = read_evaluation(tmp_path).distance
+    assert (read.method, dict(read.found_by)) == ("full", winners)
+
+
+def boundaries(model, x, y, norm):
+    """(B, K): the distance to the boundary of each class of a linear model, one after the other; infinite for y."""
+    weight, logits = model[1].weight.detach(), model(x).detach()
+    found = torch.full_like(logits, math.inf)
+    for row, label in enumerate(y.tolist()):
+        for j in range(logits.shape[1]):
+            if j != label:
+                dual = (weight[label] - weight[j]).norm(p=1 if norm == "linf" else 2)
+                found[row, j] = (logits[row, label] - logits[row, j]) / dual
+    return found
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_fab_goes_to_the_classes_of_the_shortest_finds_then_of_the_largest_logits(norm):
+    model, x = linear_model(6), images_in_the_middle()
+    y = model(x).argmax(1)
+    reference = make_reference(model, eps=1.0, norm=norm, seed=0, num_classes=6, device=torch.device("cpu"))
+    search = NearestSearch(reference=reference, norm=norm)
+    exact, order = boundaries(model, x, y, norm), model(x).argsort(1, descending=True)
+    assert search._nearest_classes(x, y, []).equal(exact.argsort(1)[:, :2]), "nothing found yet: by margin"
+    assert search._nearest_classes(x, y, [x]).equal(order[:, 1:3]), "nothing that fools the model: by logit"
+    toward = model[1].weight.detach()[order[:, -1]] - model[1].weight.detach()[y]
+    found = x + (2 * toward / toward.norm(dim=1, keepdim=True)).view_as(x)
+    fooled = model(found).argmax(1) == order[:, -1]
+    assert fooled.sum() > 8
+    assert search._nearest_classes(x, y, [found])[fooled].equal(order[fooled][:, [-1, 1]])
+    nearest, farthest = search._fab_at(x, y, torch.stack([exact.argmin(1), order[:, -1]], 1))
+    size = (nearest - x).flatten(1).norm(p=math.inf if norm == "linf" else 2, dim=1)
+    torch.testing.assert_close(size, exact.amin(1), rtol=OVERSHOOT - 1, atol=0)
+    assert not farthest.equal(nearest)
+
+
+def test_a_search_over_eps_finds_what_a_short_fab_does_not():
+    model, (x, y) = taught_conv(4), pictures(4, 16)
+    full, fab = (
+        widemargin.evaluate(model, (x, y), ["clean"], distance=method, sanity=False, max_steps=4)
+        for method in ("full", "fab-t")
+    )
+    assert (full.distance <= fab.distance + 1e-7).all()
+    assert full.to_json()["distance"]["found_by"]["apgd-t"] > 8
+    right = full.verdicts["clean"]
+    assert full.distance[right].median() < 0.97 * fab.distance[right].median()
+
+
+def test_where_fab_finds_nothing_the_search_over_eps_begins_with_the_whole_range(monkeypatch):
+    model, x = linear_model(), images_in_the_middle()
+    y = model(x).argmax(1)
+    monkeypatch.setattr(NearestSearch, "_fab_at_all_targets", lambda _, x, y: iter([x]))
+    report = widemargin.evaluate(model, (x, y), ["clean"], distance=True, sanity=False)
+    exact = closed_form(model, x, y, "linf")
+    assert report.distance.isfinite().all()
+    assert (report.distance / exact).min() > 0.999
+    assert (report.distance - exact).max() < 0.005, "half the range, eight times, and what APGD came nearer itself"
+    assert report.to_json()["distance"]["found_by"] == {"apgd-t": 16}
+
+
+def test_an_evaluation_of_an_earlier_version_goes_on_with_its_own_distances(tmp_path):
+    model, x = linear_model(), images_in_the_middle()
+    data = x, model(x).argmax(1)
+    options = {"sanity": False, "max_steps": 5, "shard_size": 8, "out": tmp_path}
+    before = widemargin.evaluate(model, data, ["clean"], 0.1, distance="fab-t", **options)
+    assert json.loads((tmp_path / "settings.json").read_text())["distance"] is True, "as earlier versions wrote it"
+    (tmp_path / "shards" / "00001.jsonl").unlink()
+    after = widemargin.evaluate(model, data, ["clean"], 0.1, distance=True, **options)
+    assert after.distance.equal(before.distance)
+    assert after.to_json()["distance"]["method"] == "fab-t"
+    with pytest.raises(widemargin.InputError, match="holds another evaluation"):
+        widemargin.evaluate(model, data, ["clean"], 0.1, distance="quick", **options)
+
+
+@pytest.mark.parametrize("method", ["no", "fab", ""])
+def test_a_method_that_is_none_is_refused(method):
+    with pytest.raises(widemargin.InputError, match=r"evaluate.distance must be True, False or one of 'full', 'quick'"):
+        widemargin.evaluate(linear_model(), (images_in_the_middle(), torch.zeros(16).long()), distance=method)
 
 
 @pytest.mark.usefixtures("tf32_here")
@@ -112,7 +228,9 @@ def test_what_was_found_and_confirmed_counts_though_a_second_search_finds_less(m
         distance, "_searched_in_tf32", lambda *args: (quickly(*args)[0], torch.zeros(len(x), dtype=torch.bool))
     )
     monkeypatch.setattr(
-        distance, "_searched_in_float32", lambda _, images, *__: images.new_full((len(images),), math.inf)
+        distance,
+        "_searched_in_float32",
+        lambda _, images, *__: (images.new_full((len(images),), math.inf), [None] * len(images)),
     )
     report = widemargin.evaluate(model, (x, y), ["clean"], 0.1, distance=True, sanity=False, search="tf32")
     assert report.distance.isfinite().sum() > 10
@@ -168,7 +286,14 @@ def test_where_no_move_changes_the_answer(tmp_path):
     assert [row["margin"] for row in rows] == [None] * 6
     assert [row["distance"] for row in rows] == [None if flag else 0.0 for flag in right]
     assert "Infinity" not in (tmp_path / "report.json").read_text()
-    assert report.to_json()["distance"] == {"count": 0, "median": None, "rank_correlation": None}
+    assert report.to_json()["distance"] == {
+        "count": 0,
+        "median": None,
+        "rank_correlation": None,
+        "method": "full",
+        "found_by": {},
+    }
+    assert [row["distance_by"] for row in rows] == [None] * 6
 
 
 def spearman_by_hand(left, right):

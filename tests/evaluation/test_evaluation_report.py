@@ -233,8 +233,8 @@ def test_seconds_are_those_of_all_shards():
     ("options", "told"),
     [
         ({}, "float32 (no TF32)"),
-        ({"distance": True}, "float32 (no TF32)"),
-        ({"search": "tf32", "distance": True}, "float32 (no TF32); attacks searched with TF32"),
+        ({"distance": "full"}, "float32 (no TF32)"),
+        ({"search": "tf32", "distance": "quick"}, "float32 (no TF32); attacks searched with TF32"),
     ],
 )
 def test_the_precision_names_tf32_where_something_searched_with_it(options, told):
@@ -264,7 +264,9 @@ def test_the_notes_agree_with_the_parts_that_ran(very_short, tmp_path, classes):
         assert json.loads((tmp_path / "report.json").read_text())["notes"] == list(report.notes)
 
 
-@pytest.mark.parametrize(("search", "distance", "told"), [("float32", True, 0), ("tf32", False, 0), ("tf32", True, 1)])
+@pytest.mark.parametrize(
+    ("search", "distance", "told"), [("float32", "full", 0), ("tf32", None, 0), ("tf32", "full", 1)]
+)
 def test_distances_are_said_to_be_searched_with_tf32_where_they_are(search, distance, told):
     settings = EvaluationSettings(attacks=("clean", "pgd20"), eps=(0.1,), search=search, distance=distance)
     notes = notes_for(settings, 10, again=7)

@@ -24,6 +24,8 @@ EVALUATIONS = {
     "own step": ("runs/tiny", "--attacks", "pgd3", "--eps", "0.5", "--norm", "l2", "--step-size", "1/10"),
     "several eps": ("runs/tiny", "--attacks", "clean,fgsm,pgd3", "--eps", "2/255,0.1", "--seed", "5", "--distance"),
     "clean alone": ("runs/tiny", "--attacks", "clean", "--batch-size", "5", "--shard-size", "7"),
+    "distances": ("runs/tiny", "--distance", "quick", "--attacks", "clean"),
+    "as earlier versions": ("runs/tiny", "--attacks", "clean", "--distance", "fab-t"),
     "held out": ("runs/tiny", "--attacks", "clean,pgd3", "--eps", "0.1", "--split", "validation"),
     "searched otherwise": ("runs/tiny", "--attacks", "pgd3", "--eps", "0.1", "--search", "tf32", "--distance"),
     "own data": ("runs/tiny", "--attacks", "fgsm", "--eps", "0.1", "--dataset", "my data/own.npz"),

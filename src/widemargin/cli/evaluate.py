@@ -1,9 +1,10 @@
 """``widemargin evaluate``: accuracy of a model, clean and under attack, with what a reader must know beside it."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import typer
@@ -60,7 +61,7 @@ def evaluate(
     step_size: StepSize = None,
     dataset: Dataset = None,
     split: SplitName = "test",
-    distance: Distance = False,
+    distance: Distance = None,
     limit: Limit = None,
     seed: Seed = 0,
     shard_size: ShardSize = SHARD_SIZE,
@@ -97,7 +98,7 @@ def evaluate(
             out,
             shard_size=shard_size,
             batch_size=batch_size,
-            distance=distance,
+            distance=distance or False,
             search=search,
             limit=limit,
             subject=found.subject,
@@ -225,8 +226,15 @@ def _print_measured(console: Console, report: Report) -> None:
         shown = "" if rank is None else f"; rank correlation with the margin {rank:.3f}"
         say(
             console,
-            f"distance ({record['norm']}) to the nearest adversarial image: median {distance['median']:.4g}{shown}",
+            f"distance ({record['norm']}) to the nearest adversarial image: median {distance['median']:.4g}{shown}; "
+            f"{_winners(distance)}",
         )
+
+
+def _winners(distance: Mapping[str, Any]) -> str:
+    """Which attacks looked, and how often each was the nearest."""
+    counts = ", ".join(f"{name} {count}" for name, count in distance["found_by"].items())
+    return f"method {distance['method']}" + (f", found by {counts}" if counts else "")
 
 
 def described_weights(subject: ModelInfo) -> str:

@@ -38,6 +38,16 @@ class Verb:
     help: str
     interrupted: str = BEGINS_ANEW
     """What a person who pressed Ctrl-C wants to know."""
+    may_stand_alone: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Options that need no value: what theirs may be, that of the option by itself first."""
+
+    def with_values(self, arguments: Sequence[str]) -> list[str]:
+        """The arguments, with the value that an option by itself stands for."""
+        found: list[str] = []
+        for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+            known = self.may_stand_alone.get(argument)
+            found += [argument] if known is None or following in known else [argument, known[0]]
+        return found
 
     def load(self) -> Any:
         """The real command, as typer builds it."""
@@ -83,7 +93,7 @@ def _loaded_when_called(verb: Verb) -> type[TyperCommand]:
 
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
             """The context of the real command, which its group then invokes."""
-            context = verb.load().make_context(info_name, args, parent, **extra)
+            context = verb.load().make_context(info_name, verb.with_values(args), parent, **extra)
             begin_work(verb.interrupted)
             return context
 
@@ -132,8 +142,15 @@ INTERRUPTED_MESSAGES = {
     "train": "interrupted; a training run goes on from its last checkpoint when the same command is given again",
     "evaluate": "interrupted; with --out FOLDER the same command goes on from what is finished",
 }
+MAY_STAND_ALONE = {"evaluate": {"--distance": ("full", "quick", "fab-t")}}
 VERBS = {
-    name: Verb(f"widemargin.cli.{name}", name, text, INTERRUPTED_MESSAGES.get(name, BEGINS_ANEW))
+    name: Verb(
+        f"widemargin.cli.{name}",
+        name,
+        text,
+        INTERRUPTED_MESSAGES.get(name, BEGINS_ANEW),
+        MAY_STAND_ALONE.get(name, {}),
+    )
     for name, text in HELP.items()
 }
 WIDEMARGIN = CommandLine(

@@ -112,7 +112,14 @@ StepSize = Annotated[
 ]
 Dataset = Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)]
 SplitName = Annotated[str, typer.Option("--split", help="test, or validation: what the run held out.")]
-Distance = Annotated[bool, typer.Option("--distance", help="Also the distance to the nearest adversarial image.")]
+Distance = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[full|quick]",
+        help="Also the distance to the nearest adversarial image: full, the default, is the minimum over more attacks.",
+        show_default=False,
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the attacks' random numbers.")]
 ShardSize = Annotated[int, typer.Option(help="Images finished and written down together.")]
 BatchSize = Annotated[int, typer.Option(help="Images attacked at once.")]

@@ -117,6 +117,22 @@ def part_attack(reference: Any, part: str) -> Any:
     return attack
 
 
+def targeted_apgd(reference: Any, *, steps: int) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The official targeted APGD as (x, y, targets, eps of each image, start) -> x_adv, one start, that many steps."""
+    whole = reference.apgd_targeted
+    apgd = type(whole)(
+        whole.model, n_iter=steps, norm=whole.norm, eps=1.0, seed=reference.seed, device=whole.device, logger=_SILENT
+    )
+
+    def attack(x: Tensor, y: Tensor, targets: Tensor, eps: Tensor, start: Tensor) -> Tensor:
+        apgd.init_hyperparam(x)
+        apgd.eps, apgd.y_target = eps, targets
+        found: Tensor = apgd.attack_single_run(x.clone(), y, x_init=start)[3]
+        return found
+
+    return attack
+
+
 def attacked(reference: Any, part: str, x: Tensor, y: Tensor) -> Tensor:
     """What a part makes of the images."""
     return finite(part_attack(reference, part).perturb(x.clone(), y.clone()), x)

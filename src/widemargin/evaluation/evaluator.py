@@ -31,6 +31,7 @@ from widemargin.evaluation.autoattack import LEAST_HEIGHT_IN_L2, undisturbed
 from widemargin.evaluation.folder import IN_MEMORY, ModelInfo
 from widemargin.evaluation.gallery import GALLERY
 from widemargin.evaluation.judge import Float32Classifier, Judge
+from widemargin.evaluation.minimal_norm import FULL, ONLY_FAB, method_named
 from widemargin.evaluation.report import (
     UNKNOWN,
     Report,
@@ -78,7 +79,7 @@ def evaluate(
     *,
     shard_size: int = SHARD_SIZE,
     batch_size: int = BATCH_SIZE,
-    distance: bool = False,
+    distance: bool | str = False,
     margins: bool = True,
     sanity: bool = True,
     search: str = "float32",
@@ -108,7 +109,7 @@ def evaluate(
                 seed=seed,
                 shard_size=shard_size,
                 batch_size=batch_size,
-                distance=distance,
+                distance=method_named(distance),
                 margins=margins,
                 sanity=sanity,
                 search=search,
@@ -165,6 +166,7 @@ def _evaluate(
     progress: _Progress,
 ) -> Report:
     with group.sync_errors():  # before any work is done
+        settings = _as_begun(settings, store)
         if group.first:
             store.claim(_identity(model, settings, subject))
         first = next(pieces, None)
@@ -209,6 +211,12 @@ def _check_search(settings: EvaluationSettings, device: torch.device) -> None:
         )
 
 
+def _as_begun(settings: EvaluationSettings, store: Store) -> EvaluationSettings:
+    """An evaluation of an earlier version, whose distances are FAB-T's alone, goes on with these."""
+    old = settings.distance == FULL and store.begun_with().get("distance") is True
+    return dataclasses.replace(settings, distance=ONLY_FAB) if old else settings
+
+
 def _identity(model: nn.Module, settings: EvaluationSettings, subject: ModelInfo) -> dict[str, Any]:
     """What must be equal for an evaluation to be continued: the weights, the data's name and the settings."""
     digest = hashlib.sha256()
@@ -221,12 +229,13 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: ModelInfo
     table = dataclasses.asdict(settings) | {"eps": [eps_text(eps) for eps in settings.eps]}
     sizes = [float(eps) for eps in settings.eps]
     table |= {"radii": sizes}
+    table["distance"] = {None: False, ONLY_FAB: True}.get(settings.distance, settings.distance)  # as earlier versions
     if [settings.step_size] == [eps / 4 for eps in sizes]:
         table["step_size"] = None  # eps/4 said aloud
     if settings.search == "float32":
         del table["search"]  # as in the records of versions that knew no other
     else:  # there were versions in which TF32 was for AutoAttack alone, and some in which nothing was pushed
-        what = "every attack and distance" if settings.distance else "every attack"
+        what = "every attack and distance" if settings.distance is not None else "every attack"
         table["search"] = f"tf32, {what}" + (", pushed" if AUTOATTACK in settings.attacks else "")
     if subject.split != "test":
         table["split"] = subject.split
@@ -330,7 +339,7 @@ def _look_at_first_images(
 
 def _many_like(shard: Shard, settings: EvaluationSettings) -> Tensor | None:
     """A batch like those of a search so long that compiling for it pays; None where it does not."""
-    long = (settings.distance or AUTOATTACK in settings.attacks) and settings.max_steps is None
+    long = (settings.distance is not None or AUTOATTACK in settings.attacks) and settings.max_steps is None
     if not long or len(shard.images) < MANY:
         return None
     images = shard.images[: settings.batch_size]

@@ -84,6 +84,10 @@ class Distance:
     count: int
     median: float | None
     rank_correlation: float | None
+    method: str = "fab-t"
+    """Which attacks looked for it (``minimal_norm.METHODS``); earlier versions had one and did not say."""
+    found_by: Mapping[str, int] = field(default_factory=dict)
+    """Of how many correctly classified images each attack found the nearest adversarial one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +259,13 @@ def _search(report: Fields) -> str:
 def _distance(row: Fields) -> Distance | None:
     if not row.values:
         return None
-    return Distance(row.count("count") or 0, row.number("median"), row.number("rank_correlation"))
+    return Distance(
+        row.count("count") or 0,
+        row.number("median"),
+        row.number("rank_correlation"),
+        row.text("method", Distance.method),
+        {name: int(count) for name, count in row.table("found_by").numbers().items()},
+    )
 
 
 def curves(table: Fields) -> dict[str, list[tuple[Radius, float]]]:

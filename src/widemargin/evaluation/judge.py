@@ -23,6 +23,7 @@ from widemargin.core.records import Record
 from widemargin.errors import InputError
 from widemargin.evaluation.autoattack import PARTS, break_survivors, make_reference, parts_for
 from widemargin.evaluation.distance import minimal_distance
+from widemargin.evaluation.minimal_norm import ONLY_FAB, NearestSearch
 from widemargin.evaluation.settings import EvaluationSettings, eps_text
 from widemargin.evaluation.shards import Shard, Store
 from widemargin.losses import decided, predicted
@@ -186,8 +187,9 @@ class Judge:
         settings, pieces = self.settings, {}
         if settings.margins:
             pieces["margin"] = self._piece(shard, "margin", lambda: {"values": _numbers(self._margin(x, y))})
-        if settings.distance:
-            pieces["distance"] = self._piece(shard, "distance", lambda: self._distance(x, y, classes))
+        if settings.distance is not None:
+            name = "distance" if settings.distance == ONLY_FAB else f"distance-{settings.distance}"
+            pieces["distance"] = self._piece(shard, name, lambda: self._distance(x, y, classes))
         return pieces
 
     def _distance(self, x: Tensor, y: Tensor, classes: int) -> Record:
@@ -197,12 +199,22 @@ class Judge:
             self.model,
             x,
             y,
-            reference=self._reference(self.model, 1.0, classes),
-            norm=settings.norm,
+            search=self._nearest_search(self.model, classes),
             batch_size=settings.batch_size,
-            tf32_reference=self._reference(self.search_model, 1.0, classes) if tf32 else None,
+            seed=settings.seed,
+            tf32_search=self._nearest_search(self.search_model, classes) if tf32 else None,
         )
-        return {"values": _numbers(found.values)} | ({"again": found.again} if tf32 else {})
+        record: Record = {"values": _numbers(found.values)} | ({"again": found.again} if tf32 else {})
+        return record if settings.distance == ONLY_FAB else record | {"by": found.by}  # as in earlier versions
+
+    def _nearest_search(self, model: Float32Classifier, classes: int) -> NearestSearch:
+        settings = self.settings
+        return NearestSearch(
+            reference=self._reference(model, 1.0, classes),
+            norm=settings.norm,
+            method=settings.distance or ONLY_FAB,
+            max_steps=settings.max_steps,
+        )
 
     def _margin(self, x: Tensor, y: Tensor) -> Tensor:
         size = self.settings.batch_size
@@ -235,6 +247,8 @@ def example_rows(
             "broken_at": parts,
         }
         row |= {name: piece["values"][position] for name, piece in measured.items()}
+        if "by" in measured.get("distance", {}):
+            row["distance_by"] = measured["distance"]["by"][position]
         rows.append(row)
     return rows
 

@@ -3,6 +3,7 @@
 On disk it is ``report.json`` and ``examples.jsonl`` (``folder.py``).
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from widemargin.evaluation.folder import (
     write_folder,
 )
 from widemargin.evaluation.gallery import GALLERY, Bytes, Gallery, Integers
+from widemargin.evaluation.minimal_norm import ONLY_FAB
 from widemargin.evaluation.settings import EvaluationSettings, eps_text
 from widemargin.evaluation.shards import Shard, Store
 from widemargin.margins import summarize
@@ -46,6 +48,8 @@ class Report:
     verdicts: dict[str, Tensor]
     margin: Tensor | None
     distance: Tensor | None
+    distance_by: tuple[str | None, ...] = ()
+    """The attack that found each; None where the image is misclassified, and where none was found."""
     alarms: list[Alarm]
     notes: tuple[str, ...] = ()
     """What is to be known about how the numbers were made, whatever they are."""
@@ -115,8 +119,11 @@ class Report:
             return None
         chosen = self.verdicts["clean"]
         found = self.distance[chosen & self.distance.isfinite()]
+        winners = Counter(name for name in self.distance_by if name is not None)
         return asdict(
             Distance(
+                method=self.settings.distance or ONLY_FAB,
+                found_by=dict(winners.most_common()),
                 count=len(found),
                 median=float(found.quantile(0.5)) if len(found) else None,
                 rank_correlation=(
@@ -139,6 +146,7 @@ def collect(
     measured: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
     undecided: dict[str, list[int]] = {}
+    by: list[str | None] = []
     refuted = again = 0
     for number in shard_numbers:
         header, examples = store.shard(number)
@@ -151,6 +159,9 @@ def collect(
         for example in examples:
             for name, verdict in example["verdicts"].items():
                 verdicts.setdefault(name, []).append(verdict)
+            if "distance" in example:
+                found = example["verdicts"]["clean"] and example["distance"] is not None
+                by.append(example.get("distance_by", ONLY_FAB if found else None))
             for name in ("margin", "distance"):
                 if name in example:
                     endless = float("inf") if example["verdicts"]["clean"] else float("-inf")
@@ -166,6 +177,7 @@ def collect(
         verdicts=flags,
         margin=tensors.get("margin"),
         distance=tensors.get("distance"),
+        distance_by=tuple(by),
         alarms=alarms,
         seconds=seconds,
         device=device,
@@ -183,7 +195,9 @@ def _check_columns(
 ) -> None:
     """Every example has every verdict and measurement that the settings ask for."""
     asked = {"clean", *(settings.label(name, eps) for name in settings.attacks for eps in settings.eps)}
-    asked |= {name for name, wanted in (("margin", settings.margins), ("distance", settings.distance)) if wanted}
+    asked |= {
+        name for name, wanted in (("margin", settings.margins), ("distance", settings.distance is not None)) if wanted
+    }
     columns = verdicts | measured
     count = len(verdicts.get("clean", []))
     for name in sorted(asked | columns.keys()):
@@ -232,7 +246,7 @@ def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, 
             "AutoAttack searched with TF32, and all that its parts found was checked in float32, if need be after a "
             f"few more steps; so many finds still were not adversarial there and do not count: {refuted}."
         )
-    if settings.distance and settings.search == "tf32":
+    if settings.distance is not None and settings.search == "tf32":
         notes.append(
             "Distances were searched with TF32 and count where float32 sees the boundary within 3%; so many images "
             f"were searched again in float32: {again}."

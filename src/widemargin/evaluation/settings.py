@@ -14,6 +14,7 @@ from widemargin.attacks.threat import THREATS, make_threat
 from widemargin.core.checks import check_count, choice
 from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
+from widemargin.evaluation.minimal_norm import METHODS
 from widemargin.types import Norm
 
 SEARCHES = ("float32", "tf32")
@@ -32,7 +33,8 @@ class EvaluationSettings:
     seed: int = 0
     shard_size: int = SHARD_SIZE
     batch_size: int = BATCH_SIZE
-    distance: bool = False
+    distance: str | None = None
+    """One of ``minimal_norm.METHODS``."""
     margins: bool = True
     sanity: bool = True
     search: str = "float32"
@@ -43,6 +45,7 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         choice("evaluate", "norm", self.norm, tuple(THREATS))
         choice("evaluate", "search", self.search, SEARCHES)
+        choice("evaluate", "distance", self.distance, (None, *METHODS))
         check_count("evaluate.shard_size", self.shard_size)
         check_count("evaluate.batch_size", self.batch_size)
         if not self.attacks or len(set(self.attacks)) != len(self.attacks):
@@ -62,7 +65,7 @@ class EvaluationSettings:
     @property
     def searches(self) -> bool:
         """Whether anything here looks for adversarial images."""
-        return self.distance or self.attacked
+        return self.distance is not None or self.attacked
 
     @property
     def needs_gradients(self) -> bool:

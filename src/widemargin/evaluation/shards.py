@@ -209,6 +209,10 @@ class Store:
             hint = ", or give the --step-size it was begun with" if keys == ["step_size"] else ""
             raise InputError(f"{self.folder} holds another evaluation ({changes}); choose another --out{hint}")
 
+    def begun_with(self) -> Record:
+        """The settings of the evaluation found here; empty where there is none yet."""
+        return self._of() or {}
+
     def part(self, shard: int, name: str) -> Record | None:
         """A finished piece of a shard."""
         return self._unsealed(_part_file(shard, name), name, self._owner(shard))

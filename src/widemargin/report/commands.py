@@ -9,6 +9,7 @@ from widemargin.config.checkpoint import CONFIG
 from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
 from widemargin.evaluation.folder import Evaluation, Radius
+from widemargin.evaluation.minimal_norm import FULL
 from widemargin.report.compare import References, changes, lead_to
 from widemargin.report.findings import Findings
 from widemargin.report.page import Commands, Parts, Sentence
@@ -84,7 +85,9 @@ def evaluate_command(evaluation: Evaluation) -> list[str]:
             "--out": str(evaluation.folder),
         }
     words = [word for option, value in options.items() if value not in (None, "") for word in (option, str(value))]
-    return ["widemargin", "evaluate", evaluation.target, *words, *["--distance"] * (evaluation.distance is not None)]
+    if evaluation.distance is not None:
+        words += ["--distance"] if evaluation.distance.method == FULL else ["--distance", evaluation.distance.method]
+    return ["widemargin", "evaluate", evaluation.target, *words]
 
 
 def _typed(radius: Radius) -> str:
