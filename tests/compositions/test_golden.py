@@ -20,6 +20,7 @@ from widemargin.types import Nets
 NETS = ("bn", "mlp")
 F64, F32 = torch.float64, torch.float32
 RTOL, ATOL = 1e-9, 1e-11
+TOLERANCE = {F64: {"rtol": RTOL, "atol": ATOL}, F32: {"rtol": 1e-4, "atol": 1e-5}}
 
 
 def check(actual: Tensor, expected: Tensor, dtype: torch.dtype, float32_tolerance: float) -> None:
@@ -217,7 +218,7 @@ def test_one_released_training_step(case: str, dtype: torch.dtype) -> None:
     name, prefix = stored_of(case)
     expected = under(name, prefix)
     gradients = {name: p.grad for name, p in model.named_parameters()}
-    tolerance = {"rtol": RTOL, "atol": ATOL} if dtype == F64 else {"rtol": 1e-4, "atol": 1e-5}
+    tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(values["total"].detach().mean().double(), expected["total"], **tolerance)
     assert_all_close(gradients, under(name, f"{prefix}grad/"), **tolerance)
     assert_all_close(model.state_dict(), under(name, f"{prefix}after/"), **tolerance)
@@ -253,7 +254,7 @@ def loss_call(method: str, dtype: torch.dtype, **settings: Any) -> tuple[Any, nn
 def test_a_whole_loss_call(method: str, dtype: torch.dtype) -> None:
     outcome, model = loss_call(method, dtype, **({"repeat_clean": True} if method == "trades" else {}))
     expected = under("objectives", f"{method}/")
-    tolerance = {"rtol": RTOL, "atol": ATOL} if dtype == F64 else {"rtol": 1e-4, "atol": 1e-5}
+    tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(outcome.x_adv.double(), expected["x_adv"], rtol=0, atol=1e-12 if dtype == F64 else 1e-6)
     loss = outcome.loss.mean()
     torch.testing.assert_close(loss.detach().double(), expected["loss"], **tolerance)
