@@ -2,16 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
+from head_steps import X, Y, features_of, network, step
 from torch import Tensor
 
 from widemargin import InputError
-from widemargin.data import Batch
 from widemargin.heads import Hypersphere, HypersphereHead
-from widemargin.models import MLPConfig, build_model
 from widemargin.objectives import Standard
-from widemargin.training import StepContext, train_step
-from widemargin.training.state import TrainState
-from widemargin.types import Nets
 
 
 def head_of(rows: str = "projected", *, scale: float = 10.0, margin: float = 0.2) -> HypersphereHead:
@@ -20,10 +17,6 @@ def head_of(rows: str = "projected", *, scale: float = 10.0, margin: float = 0.2
         head = Hypersphere(scale=scale, margin=margin, rows=rows)(5, 3).double()  # type: ignore[arg-type]
     head.project()  # as double as the rest
     return head
-
-
-def features_of(batch: int = 4) -> Tensor:
-    return 3 * torch.randn(batch, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 def cosines_slowly(features: Tensor, weight: Tensor) -> Tensor:
@@ -117,25 +110,14 @@ def test_gradients_are_those_of_the_formula(rows: str) -> None:
 
 
 def test_a_train_step_leaves_unit_rows_and_has_used_the_margin() -> None:
-    model = build_model(
-        MLPConfig(hidden=(6,)),
-        image_shape=(1, 3, 4),
-        num_classes=3,
-        seed=0,
-        make_head=Hypersphere(scale=10, margin=0.2),
-    )
-    x = torch.rand(5, 1, 3, 4, generator=torch.Generator().manual_seed(0))
-    y = torch.tensor([0, 1, 2, 0, 1])
+    model = network(Hypersphere(scale=10, margin=0.2))
     head = model.head
     assert isinstance(head, HypersphereHead)
     with torch.no_grad():
-        margin = 10 * (cosines_slowly(model.features(x), head.weight) - 0.2 * torch.nn.functional.one_hot(y, 3))
+        margin = 10 * (cosines_slowly(model.features(X), head.weight) - 0.2 * F.one_hot(Y, 3))
         before = head.weight.clone()
-    state = TrainState(nets=Nets(model=model), optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
-    batch = Batch(step=0, indices=torch.arange(5), images=x, labels=y)
-    values = train_step(state, Standard(), (), batch, StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1))
-    expected = torch.nn.functional.cross_entropy(margin, y, reduction="none")
-    torch.testing.assert_close(values["loss"].detach(), expected.float(), rtol=1e-4, atol=1e-5)
+    expected = F.cross_entropy(margin, Y, reduction="none")
+    torch.testing.assert_close(step(model, Standard())["loss"], expected.float(), rtol=1e-4, atol=1e-5)
     assert (head.weight - before).abs().max() > 1e-3
     torch.testing.assert_close(lengths(head.weight), torch.ones(3), rtol=0, atol=1e-6)
 

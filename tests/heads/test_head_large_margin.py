@@ -5,17 +5,12 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from head_steps import X, features_of, network, step
 
 from widemargin import PGD, InputError
-from widemargin.data import Batch
 from widemargin.heads import GeometricAnnealing, LargeMargin, LargeMarginHead, PowerAnnealing
 from widemargin.losses import large_margin_logits
-from widemargin.models import MLPConfig, build_model
 from widemargin.objectives import Trades
-from widemargin.training import StepContext, train_step
-from widemargin.training.state import TrainState
-from widemargin.types import Nets
 
 
 def head_of(margin: int = 4, annealing: PowerAnnealing | GeometricAnnealing | None = None) -> LargeMarginHead:
@@ -24,11 +19,7 @@ def head_of(margin: int = 4, annealing: PowerAnnealing | GeometricAnnealing | No
         return LargeMargin(margin=margin, annealing=annealing or PowerAnnealing())(5, 3).double()
 
 
-def features_of(batch: int = 4) -> Tensor:
-    return 3 * torch.randn(batch, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-Y = torch.tensor([2, 0, 1, 1])
+LABELS = torch.tensor([2, 0, 1, 1])
 
 
 # The schedules, by their published values
@@ -71,8 +62,8 @@ def test_prediction_is_plain_and_without_a_bias(training: bool) -> None:
 def test_training_uses_the_annealing_of_its_step(margin: int, step: int, annealing: float) -> None:
     head, features = head_of(margin), features_of()
     head.steps.fill_(step)
-    expected = large_margin_logits(features, head.weight, Y, margin, annealing)
-    actual = head.training_logits(features, head(features), Y)
+    expected = large_margin_logits(features, head.weight, LABELS, margin, annealing)
+    actual = head.training_logits(features, head(features), LABELS)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     if margin > 1 and step == 3000:
         assert not torch.allclose(actual, head(features), atol=1e-2)
@@ -82,24 +73,24 @@ def test_a_margin_of_one_is_plain_softmax() -> None:
     head, features = head_of(1), features_of().requires_grad_(True)
     head.steps.fill_(30000)
     plain = features @ head.weight.T
-    trained = head.training_logits(features, head(features), Y)
+    trained = head.training_logits(features, head(features), LABELS)
     torch.testing.assert_close(trained, plain, rtol=0, atol=1e-8)
     leaves = (features, head.weight)
-    expected = torch.autograd.grad(F.cross_entropy(plain, Y), leaves)
-    for one, other in zip(torch.autograd.grad(F.cross_entropy(trained, Y), leaves), expected, strict=True):
+    expected = torch.autograd.grad(F.cross_entropy(plain, LABELS), leaves)
+    for one, other in zip(torch.autograd.grad(F.cross_entropy(trained, LABELS), leaves), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
 
 
 def test_only_steps_move_the_annealing() -> None:
     head, features = head_of(annealing=GeometricAnnealing()), features_of()
     for _ in range(3):
-        head.training_logits(features, head(features), Y)
+        head.training_logits(features, head(features), LABELS)
     assert head.steps.item() == 0
     head.after_step()
     head.after_step()
     assert head.steps.item() == 2
-    expected = large_margin_logits(features, head.weight, Y, 4, 100 * 0.99**2)
-    torch.testing.assert_close(head.training_logits(features, head(features), Y), expected, rtol=1e-12, atol=1e-12)
+    expected = large_margin_logits(features, head.weight, LABELS, 4, 100 * 0.99**2)
+    torch.testing.assert_close(head.training_logits(features, head(features), LABELS), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
@@ -119,30 +110,25 @@ def test_the_count_is_saved_and_restored() -> None:
     assert sorted(head.state_dict()) == ["steps", "weight"]
     again = head_of(annealing=GeometricAnnealing())
     assert not torch.allclose(
-        again.training_logits(features, again(features), Y), head.training_logits(features, head(features), Y)
+        again.training_logits(features, again(features), LABELS), head.training_logits(features, head(features), LABELS)
     )
     again.load_state_dict(head.state_dict())
     assert torch.equal(
-        again.training_logits(features, again(features), Y), head.training_logits(features, head(features), Y)
+        again.training_logits(features, again(features), LABELS), head.training_logits(features, head(features), LABELS)
     )
 
 
 def test_one_optimizer_step_counts_once_whatever_the_number_of_forwards() -> None:
-    make = LargeMargin(margin=2, annealing=GeometricAnnealing())
-    model = build_model(MLPConfig(hidden=(6,)), image_shape=(1, 3, 4), num_classes=3, seed=0, make_head=make)
+    model = network(LargeMargin(margin=2, annealing=GeometricAnnealing()))
     attack = PGD(eps=0.1, step_size=0.05, steps=3, random_start="gaussian")
-    x, y = torch.rand(5, 1, 3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1])
-    state = TrainState(nets=Nets(model=model), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     head = model.head
     assert isinstance(head, LargeMarginHead)
-    for step in range(3):
-        batch = Batch(step=step, indices=torch.arange(5), images=x, labels=y)
-        context = StepContext(seed=0, epoch=0, step=step, steps_per_epoch=3)
-        train_step(state, Trades(attack=attack, repeat_clean=True), (), batch, context)
-        assert head.steps.item() == step + 1
+    for number in range(3):
+        step(model, Trades(attack=attack, repeat_clean=True), number=number)
+        assert head.steps.item() == number + 1
     key = next(name for name in model.state_dict() if name.endswith(".steps"))
     assert model.state_dict()[key].item() == 3
-    torch.testing.assert_close(model.eval()(x), model.features(x) @ head.weight.T)
+    torch.testing.assert_close(model.eval()(X), model.features(X) @ head.weight.T)
 
 
 @pytest.mark.parametrize("margin", [0, 5, 1.5])

@@ -6,23 +6,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from head_steps import X, Y, network, step
 from torch import Tensor, nn
 
 from widemargin import InputError
-from widemargin.data import Batch
 from widemargin.heads import Hypersphere, LargeMargin, Linear, LinearHead, MakeHead, after_update, logits_for_training
-from widemargin.models import MLPConfig, build_model
+from widemargin.models import build_model
 from widemargin.models.classifier import ImageShape
 from widemargin.objectives import Standard
-from widemargin.training import StepContext, train_step
-from widemargin.training.state import TrainState
 from widemargin.types import Nets
-
-Y = torch.tensor([0, 1, 2, 0])
-
-
-def images() -> Tensor:
-    return torch.rand(4, 1, 3, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Body(nn.Module):
@@ -54,24 +46,24 @@ class Halved(nn.Linear):
 @pytest.mark.parametrize("name", ["head", "last"])
 def test_a_head_without_the_contract_trains_with_what_it_predicts(name: str) -> None:
     model = Body(nn.Linear(5, 3), name)
-    logits, label_logits = logits_for_training(model, images(), Y)
+    logits, label_logits = logits_for_training(model, X, Y)
     assert label_logits is logits
-    assert torch.equal(logits, model(images()))
+    assert torch.equal(logits, model(X))
 
 
 def test_a_head_of_the_users_own_is_asked_and_the_features_are_computed_once() -> None:
     model = Body(Halved(5, 3))
-    logits, label_logits = logits_for_training(model, images(), Y)
+    logits, label_logits = logits_for_training(model, X, Y)
     assert model.passes == 1
-    assert torch.equal(logits, model(images()))
+    assert torch.equal(logits, model(X))
     assert torch.equal(label_logits, logits / 2)
 
 
 @pytest.mark.parametrize("head", [Linear(), Hypersphere(margin=0.0), LargeMargin(margin=1)])
 def test_the_packages_heads_predict_in_training_what_the_model_predicts(head: MakeHead) -> None:
-    model = build_model(MLPConfig(hidden=(6,)), image_shape=(1, 3, 4), num_classes=3, seed=0, make_head=head)
-    logits, label_logits = logits_for_training(model, images(), Y)
-    assert torch.equal(logits, model(images()))
+    model = network(head)
+    logits, label_logits = logits_for_training(model, X, Y)
+    assert torch.equal(logits, model(X))
     torch.testing.assert_close(label_logits, logits)
 
 
@@ -79,11 +71,8 @@ def test_the_packages_heads_predict_in_training_what_the_model_predicts(head: Ma
 def test_a_step_of_a_network_of_the_users_own(head: nn.Module, factor: float) -> None:
     model = Body(head)
     before = [p.detach().clone() for p in model.parameters()]
-    expected = F.cross_entropy(factor * model(images()), Y, reduction="none").detach()
-    state = TrainState(nets=Nets(model=model), optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
-    batch = Batch(step=0, indices=torch.arange(4), images=images(), labels=Y)
-    values = train_step(state, Standard(), (), batch, StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1))
-    torch.testing.assert_close(values["loss"].detach(), expected)
+    expected = F.cross_entropy(factor * model(X), Y, reduction="none").detach()
+    torch.testing.assert_close(step(model, Standard())["loss"], expected)
     assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
@@ -103,7 +92,7 @@ def test_the_linear_head_is_a_linear_layer_under_the_usual_keys() -> None:
     head = LinearHead(5, 3)
     plain = nn.Linear(5, 3)
     plain.load_state_dict(head.state_dict())
-    features = torch.randn(4, 5)
+    features = torch.randn(5, 5)
     assert list(head.state_dict()) == ["weight", "bias"]
     logits = head(features)
     assert torch.equal(logits, plain(features))
@@ -135,20 +124,20 @@ class NoFeatures(nn.Module):
 )
 def test_a_hidden_margin_is_refused(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(InputError, match=r"margin training would leave out; it is looked for as model\.head"):
-        Standard()(Nets(make()), images(), Y, epoch=0)
+        Standard()(Nets(make()), X, Y, epoch=0)
 
 
 def test_a_head_needs_features() -> None:
     with pytest.raises(InputError, match=r"needs NoFeatures\.features\(x\)"):
-        Standard()(Nets(NoFeatures("head")), images(), Y, epoch=0)
+        Standard()(Nets(NoFeatures("head")), X, Y, epoch=0)
 
 
 def test_a_margin_in_its_place_counts_also_behind_a_compiled_head() -> None:
     net = Body(Hypersphere(margin=0.5)(5, 3))
-    expected = Standard()(Nets(net), images(), Y, epoch=0).loss
-    assert (expected > F.cross_entropy(net(images()), Y, reduction="none")).all()
+    expected = Standard()(Nets(net), X, Y, epoch=0).loss
+    assert (expected > F.cross_entropy(net(X), Y, reduction="none")).all()
     net.head = torch.compile(net.head, backend="eager")
-    torch.testing.assert_close(Standard()(Nets(net), images(), Y, epoch=0).loss, expected)
+    torch.testing.assert_close(Standard()(Nets(net), X, Y, epoch=0).loss, expected)
 
 
 @dataclass(frozen=True, kw_only=True)
