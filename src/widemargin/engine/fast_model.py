@@ -147,19 +147,14 @@ class CompiledOrEager:
         try:
             return self._now(x)
         except RuntimeError as error:
-            if not does_not_compile(error):
+            from torch._dynamo.exc import TorchDynamoException  # here: it brings torch's tracers, a second to import
+
+            if not isinstance(error, TorchDynamoException):  # no C++ compiler, a GPU too old and such are ones too
                 raise
             self._now = self._eager
             reason = str(error).strip().splitlines()[0]
             self._say(self._name, f"the {self._name} pass does not compile ({reason}); it runs uncompiled")
             return self._eager(x)
-
-
-def does_not_compile(error: Exception) -> bool:
-    """Whether the compiler gave up, its own failures (no C++ compiler, a GPU too old) included."""
-    from torch._dynamo.exc import TorchDynamoException  # here: it brings torch's tracers, a second to import
-
-    return isinstance(error, TorchDynamoException)
 
 
 class FastNetwork(nn.Module):

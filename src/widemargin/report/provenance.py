@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
 
 from widemargin.evaluation.folder import Evaluation
 from widemargin.report.findings import Findings
@@ -30,11 +29,7 @@ TrainingAlarm = tuple[str, int, Alarm]
 
 def alarms(found: Findings) -> Parts:
     """Every alarm of every evaluation, or that there is none; those of training; then the evaluations' notes."""
-    trained = [
-        (run.label, raised.epoch, Alarm(raised.name, *astuple(meaning_of(raised.name))))
-        for run in found.runs
-        for raised in run.alarms
-    ]
+    trained = [(run.label, raised.epoch, meaning_of(raised.name)) for run in found.runs for raised in run.alarms]
     if not found.evaluations and not trained:
         return []
     checked = [evaluation for evaluation in found.evaluations if evaluation.alarms is not None]

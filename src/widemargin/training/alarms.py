@@ -7,7 +7,7 @@ which reads names only, shows ``meaning_of`` them.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from widemargin.attacks.pgd import FGSM
@@ -35,21 +35,13 @@ MOVES = 1e-2
 """The relative change from which a loss does not: in a run that has ended its learning nothing moves."""
 
 
-@dataclass(frozen=True)
-class Meaning:
-    """What an alarm says without the numbers of a run, and what to do."""
-
-    message: str
-    suggestion: str
-
-
 _MEANINGS = {
-    CATASTROPHIC_OVERFITTING: Meaning(
+    CATASTROPHIC_OVERFITTING: (
         "accuracy under attack collapsed while accuracy in training rose",
         "the model has learned to fool the attack it trains with: use more steps (objective.attack), a random start "
         "or a lower learning rate",
     ),
-    ROBUST_OVERFITTING: Meaning(
+    ROBUST_OVERFITTING: (
         "accuracy under attack on held-out images fell below its best and stayed there while accuracy in training rose",
         "the best epoch is in best.safetensors; set stopping.patience or averaging.decay, or lower the learning rate "
         "earlier",
@@ -57,17 +49,14 @@ _MEANINGS = {
 }
 
 
-def meaning_of(name: str) -> Meaning:
-    """The meaning of an alarm; empty words for a name that this version does not know."""
-    if name in _MEANINGS:
-        return _MEANINGS[name]
+def meaning_of(name: str) -> Alarm:
+    """What an alarm says without the numbers of a run, and what to do; nothing for one this version does not know."""
     penalty = name.removesuffix(_STILL)
-    if name == penalty:
-        return Meaning("", "")
-    return Meaning(
+    still = (
         f"the {penalty} penalty was zero, or did not change though the loss did",
         f"it teaches the model nothing: change {penalty}.weight, or look at the penalty's {penalty}.kind and the model",
     )
+    return Alarm(name, *_MEANINGS.get(name, ("", "") if name == penalty else still))
 
 
 def new_alarms(lines: Lines, config: RunConfig) -> list[Alarm]:
@@ -131,7 +120,7 @@ def _still(lines: Lines, name: str) -> Alarm | None:
 
 
 def _alarm(name: str, message: str) -> Alarm:
-    return Alarm(name, message, meaning_of(name).suggestion)
+    return replace(meaning_of(name), message=message)
 
 
 def _change(values: Sequence[float]) -> float:

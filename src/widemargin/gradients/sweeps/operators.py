@@ -7,6 +7,7 @@ activations, normalizations) bend the tangent with the activations: their curvat
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -45,24 +46,8 @@ _one_thread_at_a_time = threading.RLock()
 """Torch's forward derivatives count their nesting for the whole process."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """What is left of a tensor whose numbers nobody will read."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @staticmethod
-    def of(value: Tensor) -> "Layout":
-        """The layout of a tensor."""
-        value = _apart(value)
-        return Layout(shape=value.shape, stride=value.stride(), dtype=value.dtype, device=value.device)
-
-    def unread(self) -> Tensor:
-        """A tensor laid out so."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+Unread = Callable[[], Tensor]
+"""What is left of a tensor whose numbers nobody will read: makes one laid out like it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +58,7 @@ class Operator:
     """Of all the inputs; constants are inside."""
     constants: list[Tensor]
     kind: Kind
-    inputs: "list[Tensor | Layout]"
+    inputs: list[Tensor | Unread]
     """Values at the forward pass; of a linear operator the layout is enough."""
     names: list[str]
     """The parameters' names, for the inputs at the end."""
@@ -99,7 +84,7 @@ class Operator:
 
     @property
     def _values(self) -> list[Tensor]:
-        return [_apart(value.detach()) if isinstance(value, Tensor) else value.unread() for value in self.inputs]
+        return [_apart(value.detach()) if isinstance(value, Tensor) else value() for value in self.inputs]
 
     def _of_slots(self, *slots: Tensor) -> Tensor:
         return self._apply(*slots, *self._values[self._slots :])
@@ -141,7 +126,7 @@ class Operator:
         """A linear operator without parameters keeps shapes only."""
         if self.kind != "linear" or self.names:
             return self
-        return replace(self, inputs=[Layout.of(value) for value in self._values])
+        return replace(self, inputs=[_unread(value) for value in self._values])
 
     @_TRANSFORMS
     def _second(self, tangents: Vectors, a: Tensor) -> tuple[Tensor, ...]:
@@ -167,6 +152,11 @@ def _apart(value: Tensor) -> Tensor:
             return value.contiguous()
         reach += stride * (size - 1)
     return value
+
+
+def _unread(value: Tensor) -> Unread:
+    value = _apart(value)
+    return partial(torch.empty_strided, value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _pullback(function: Callable[..., Tensor], values: Sequence[Tensor]) -> Callable[[Tensor], tuple[Tensor, ...]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from widemargin.gradients.double_backward import refuse_coupling_batch_norm
 from widemargin.gradients.sweeps.layers import Affine, BatchNorm, Convolution, Slopes, Sum, folded_batch_norm
-from widemargin.gradients.sweeps.operators import Kind, Operator, mapped, tensors_in
+from widemargin.gradients.sweeps.operators import Operator, mapped, tensors_in
 
 Function = Callable[..., Any]
 
@@ -37,14 +37,6 @@ _QUOTIENTS = ("div", "divide", "rdiv")
 PRODUCTS = ("mul", "multiply", *_QUOTIENTS)
 _DUNDERS = {"__getitem__": "getitem", "__rsub__": "rsub", "__rdiv__": "rdiv"}
 _OTHER_ARGUMENTS: set[Any] = {torch.batch_norm, F.elu_}
-
-
-def kind_of(name: str, *, inputs: int, divides: bool) -> Kind:
-    """How an operator depends on its ``inputs``, those that come from the images; ``divides``: by one of them."""
-    if name in PIECEWISE:
-        return "piecewise"
-    product = name in PRODUCTS and inputs > 1
-    return "curved" if name in CURVED or product or divides else "linear"
 
 
 def _functions() -> dict[Function, str]:
@@ -226,10 +218,13 @@ def _operator(call: Call) -> Layer:
     trained = {name: tensor for tensor in tensors if (name := call.parameter(tensor)) is not None}
     others = [tensor for tensor in tensors if not call.depends(tensor) and call.parameter(tensor) is None]
     divisor = call.x if call.name == "rdiv" else call.argument(1, "other")
+    divides = call.name in _QUOTIENTS and call.depends(divisor)
+    product = call.name in PRODUCTS and len(inputs) > 1
+    curved = call.name in CURVED or product or divides
     return Operator(
         call=_again(call, [*map(id, inputs)], [*trained]),
         constants=[call.snapshot(tensor) for tensor in others],
-        kind=kind_of(call.name, inputs=len(inputs), divides=call.name in _QUOTIENTS and call.depends(divisor)),
+        kind="piecewise" if call.name in PIECEWISE else "curved" if curved else "linear",
         inputs=[*inputs, *trained.values()],
         names=[*trained],
         multiplies=call.name in PRODUCTS,
