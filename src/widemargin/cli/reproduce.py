@@ -55,12 +55,6 @@ class Followup:
     judgments: Sequence[str]
     rows: Sequence[Row] | None
 
-    def check(self, parts: Sequence[TableJobs]) -> None:
-        """Refuse a judgment that means nothing for a row, before anything is trained; any of them may be the best."""
-        for row in self.rows or [row for part in parts for row in part.rows]:
-            for name in self.judgments:
-                judgment_of(row.recipe.config, name)
-
     def tasks(self, parts: Sequence[TableJobs]) -> list[Task]:
         """Each judgment of each of those rows, with every seed; not where the table has it anyway."""
         found: dict[tuple[Path, str], Task] = {}
@@ -141,13 +135,23 @@ def _wanted(tables: str, rows: str | None, seeds: str, out: Path, *, is_quick: b
 
 
 def _followup(parts: Sequence[TableJobs], judge_with: str | None, judge_rows: str | None) -> Followup:
-    """What is done when all of them are, checked."""
-    judgments, named = _judgments(parts, judge_with, judge_rows), None
-    if judge_rows not in (None, BEST):
-        named = choose_rows(_joined(parts), listed(judge_rows or ""), "--judge-rows")
-    followup = Followup(judgments, named)
-    followup.check(parts)
-    return followup
+    """What is done when all of them are: a judgment that means nothing for a row is refused before anything trains."""
+    if judge_with is None and judge_rows is not None:
+        raise InputError("--judge-rows has no effect without --judge-with; give e.g. --judge-with autoattack")
+    names = list(dict.fromkeys(listed(judge_with or "")))
+    tables = [part.table for part in parts if part.rows]
+    for name in names:
+        if name not in JUDGMENTS:
+            raise InputError(f"--judge-with: {name!r} is unknown; known are {', '.join(JUDGMENTS)}")
+        if all(name in table.columns for table in tables):
+            told = " and ".join(table.name for table in tables)
+            raise InputError(f"--judge-with {name} has no effect: {told} reports it for every row; leave it out")
+    every = _joined(parts)
+    named = None if judge_rows in (None, BEST) else choose_rows(every, listed(judge_rows or ""), "--judge-rows")
+    for row in named or every.rows:  # any of them may be the best
+        for name in names:
+            judgment_of(row.recipe.config, name)
+    return Followup(names, named)
 
 
 def _all_jobs(parts: Sequence[TableJobs]) -> list[Job]:
@@ -162,22 +166,6 @@ def _all_jobs(parts: Sequence[TableJobs]) -> list[Job]:
 def _joined(parts: Iterable[Table | TableJobs]) -> Table:
     """The rows of all as one table."""
     return Table("", "", (), tuple(row for part in parts for row in part.rows))
-
-
-def _judgments(parts: Sequence[TableJobs], text: str | None, rows: str | None) -> list[str]:
-    if text is None:
-        if rows is not None:
-            raise InputError("--judge-rows has no effect without --judge-with; give e.g. --judge-with autoattack")
-        return []
-    names = listed(text)
-    tables = [part.table for part in parts if part.rows]
-    for name in names:
-        if name not in JUDGMENTS:
-            raise InputError(f"--judge-with: {name!r} is unknown; known are {', '.join(JUDGMENTS)}")
-        if all(name in table.columns for table in tables):
-            told = " and ".join(table.name for table in tables)
-            raise InputError(f"--judge-with {name} has no effect: {told} reports it for every row; leave it out")
-    return list(dict.fromkeys(names))
 
 
 def _report(part: TableJobs, path: Path, judgments: Sequence[str], quick: bool) -> None:

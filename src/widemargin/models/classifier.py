@@ -16,6 +16,7 @@ package knows of the architecture, too.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeGuard, cast
 
@@ -92,11 +93,9 @@ def normalization_of(text: str, channels: int, *, owner: str) -> Normalization |
     """``cifar10``, ``mnist``, ``none``, or MEAN,STD: one of each, or first all means and then all deviations."""
     if text == "none":
         return None
-    named = NORMALIZATIONS.get(text)
-    try:
-        numbers = [float(part) for part in text.split(",")] if named is None else []
-    except ValueError:
-        numbers = []
+    named, numbers = NORMALIZATIONS.get(text), list[float]()
+    with suppress(ValueError):
+        numbers = [float(part) for part in text.split(",")]
     if len(numbers) == 2:
         numbers = [number for number in numbers for _ in range(channels)]
     if named is None and len(numbers) == 2 * channels:
