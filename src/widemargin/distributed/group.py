@@ -139,7 +139,7 @@ class Processes:
         made: list[Piece] = []
         for rest in (False, True) if self.count > 1 else (True,):
             with self.sync_errors():
-                if not made and (rest or env_number("LOCAL_RANK", 0) == 0):
+                if not made and (env_number("LOCAL_RANK", 0) == 0 or rest):  # refused first where it is no number
                     made.append(work())
         return made[0]
 
