@@ -21,7 +21,7 @@ import torch
 from paper.tree import AUTOATTACK, AUTOATTACK_8_255, DISTANCE, EPS, EVALUATION, MARGINS, ROWS, job_folder
 from widemargin.config.checkpoint import CONFIG, METRICS
 from widemargin.core.files import make_folder, write_text_atomic
-from widemargin.core.records import Fields, Lines, read_json, read_text
+from widemargin.core.records import Fields, Lines, read_json, read_table, read_text
 from widemargin.errors import InputError
 from widemargin.evaluation.examples import EXAMPLES, Examples, read_examples
 from widemargin.evaluation.folder import DIGESTS, REPORT
@@ -181,9 +181,7 @@ def _json_text(table: Mapping[str, Any]) -> str:
 def _report(folder: Path) -> dict[str, Any]:
     """The report of an evaluation, without the paths of the machine it was made on."""
     path = folder / REPORT
-    content = read_json(path) if path.is_file() else {}
-    if not isinstance(content, dict):
-        raise InputError(f"{path} must be a table; evaluate again")
+    content = read_table(path, "evaluate again") if path.is_file() else {}
     return {key: value for key, value in content.items() if key not in ("target", *DIGESTS.values())}
 
 

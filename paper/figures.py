@@ -6,7 +6,7 @@ size of the attack, which a single eps does not tell.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
@@ -167,8 +167,8 @@ def distance_figure(prefix: str, jobs: Jobs) -> Figure | None:
 
     Each kind of training begins a row, baselines first; a shorter row is in the middle.
     """
-    first = [_first_with_distances(jobs, recipe) for recipe in jobs if recipe.startswith(f"{prefix}/")]
-    shown = sorted((job for job in first if job is not None), key=row_order)
+    measured = [[job for job in jobs[recipe] if job.distance] for recipe in jobs if recipe.startswith(f"{prefix}/")]
+    shown = sorted((found[0] for found in measured if found), key=row_order)
     if not shown:
         return None
     rows = [row for _, kind in groupby(shown, key=lambda job: kind_of(job.recipe)) for row in _even_rows(list(kind))]
@@ -191,10 +191,6 @@ def _even_rows(jobs: list[CollectedJob]) -> list[list[CollectedJob]]:
     rows = -(-len(jobs) // COLUMNS)
     length = -(-len(jobs) // rows)
     return [jobs[start : start + length] for start in range(0, len(jobs), length)]
-
-
-def _first_with_distances(jobs: Jobs, recipe: str) -> CollectedJob | None:
-    return next((job for job in jobs[recipe] if job.distance is not None), None)
 
 
 def _pairs(job: CollectedJob) -> Pairs:
@@ -235,15 +231,25 @@ EpsMeans = list[tuple[Radius, float]]
 
 def eps_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
     """A panel for each kind of training, all to one scale; None where no line was judged at several eps."""
-    panels = [panel for panel in plan.panels if any(_judged_over_eps(line, jobs) for line in panel.lines)]
-    if not panels:
+    return _row_of_panels(plan.panels, jobs, _judged_over_eps, _draw_over_eps, HEIGHT + 0.3)
+
+
+def _row_of_panels(
+    panels: Sequence[Panel],
+    jobs: Jobs,
+    shown: Callable[[Line, Jobs], Sequence[CollectedJob]],
+    draw: Callable[[Axes, Panel, Jobs, int], None],
+    height: float,
+) -> Figure | None:
+    """Those that have anything to show, side by side."""
+    drawn = [panel for panel in panels if any(shown(line, jobs) for line in panel.lines)]
+    if not drawn:
         return None
-    most = most_seeds(_judged_over_eps(line, jobs) for panel in panels for line in panel.lines)
+    most = most_seeds(shown(line, jobs) for panel in drawn for line in panel.lines)
     with styled():
-        figure = Figure(figsize=(WIDTH * len(panels), HEIGHT + 0.3), layout="constrained")
-        grid = figure.subplots(1, len(panels), squeeze=False)
-        for axes, panel in zip(grid.flat, panels, strict=True):
-            _draw_over_eps(axes, panel, jobs, most)
+        figure = Figure(figsize=(WIDTH * len(drawn), height), layout="constrained")
+        for axes, panel in zip(figure.subplots(1, len(drawn), squeeze=False).flat, drawn, strict=True):
+            draw(axes, panel, jobs, most)
     return figure
 
 
@@ -316,16 +322,7 @@ Bins = dict[int, int]
 
 def histogram_figure(plan: GroupPlan, jobs: Jobs) -> Figure | None:
     """A panel for each kind of training; None where there are no counts."""
-    panels = [panel for panel in plan.histograms if any(_with_counts(line, jobs) for line in panel.lines)]
-    if not panels:
-        return None
-    most = most_seeds(_with_counts(line, jobs) for panel in panels for line in panel.lines)
-    with styled():
-        figure = Figure(figsize=(WIDTH * len(panels), HEIGHT), layout="constrained")
-        grid = figure.subplots(1, len(panels), squeeze=False)
-        for axes, panel in zip(grid.flat, panels, strict=True):
-            _draw_histogram(axes, panel, jobs, most)
-    return figure
+    return _row_of_panels(plan.histograms, jobs, _with_counts, _draw_histogram, HEIGHT)
 
 
 def _with_counts(line: Line, jobs: Jobs) -> list[CollectedJob]:

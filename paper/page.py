@@ -6,7 +6,7 @@ alone; what the numbers of a table were made with (hardware, engine, precision, 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -116,11 +116,15 @@ LATER = "AutoAttack is not in the paper's table; it was run afterwards, on some 
 
 def page_text(tables: Sequence[PaperTable], jobs: Jobs, notes: Path, pictures: Sequence[Shown]) -> str:
     """The page; its pictures have been drawn."""
-    parts = [HEAD, _overview(tables, jobs)]
-    begun = [table for table in tables if _is_begun(table, jobs) or _note_file(table, notes).is_file()]
-    parts += [_section(table, jobs, notes) for table in begun]
-    if len(begun) < len(tables):
-        parts.append(_not_begun([table for table in tables if table not in begun]))
+    parts, left = [HEAD, _overview(tables, jobs)], []
+    for table in tables:
+        note = notes / f"{table.name}.md"
+        if note.is_file() or any(row.recipe in jobs for row in table.rows):
+            parts.append(_section(table, jobs, note))
+        else:
+            left.append(f"- {plain_text(table.title)}: all {len(table.rows)} rows")
+    if left:
+        parts.append("\n".join(["## Not run yet\n", *left]) + "\n")
     if pictures:
         parts.append(figures_text(pictures))
     return "\n".join(parts)
@@ -140,9 +144,11 @@ def _overview(tables: Sequence[PaperTable], jobs: Jobs) -> str:
     return "\n".join(lines) + "\n\nA job that two tables share is counted in both.\n"
 
 
-def _section(table: PaperTable, jobs: Jobs, notes: Path) -> str:
+def _section(table: PaperTable, jobs: Jobs, note: Path) -> str:
+    """``note`` is what a person wrote; its links begin in the folder of notes, the page is one above."""
     run = [row for row in table.rows if row.recipe in jobs]
-    parts = [f"## {table.title}\n", _note(_note_file(table, notes))]
+    written = read_text(note).strip().replace("](../", "](") if note.is_file() else ""
+    parts = [f"## {table.title}\n", f"{written or f'(Not written yet: `{NOTES}/{note.name}`.)'}\n"]
     if not run:
         return "\n".join([*parts, f"Not run yet: all {len(table.rows)} rows.\n"])
     missing = [f"`{table.label(row)}`" for row in table.rows if row not in run]
@@ -150,38 +156,15 @@ def _section(table: PaperTable, jobs: Jobs, notes: Path) -> str:
     if missing:
         parts.append(f"Not run yet: {', '.join(missing)}.\n")
     if "autoattack" not in table.columns and "autoattack" in columns_of(table, jobs):
-        parts.append(" ".join([LATER, *_precision_of_autoattack(run, jobs)]) + "\n")
+        judged = [job.autoattack for row in run for job in jobs[row.recipe] if job.autoattack.values]
+        precision = kinds(report.text("precision", "unknown") for report in judged)
+        parts.append(LATER + (f" It judged in: {plain_text(precision)}." if judged else "") + "\n")
     parts.append(plain_text(circumstances([job for row in run for job in jobs[row.recipe]])) + "\n")
     remarks = [f"- {plain_text(remark)}" for row in run for remark in _remarks(table, row, jobs[row.recipe])]
     if remarks:
         parts.append("\n".join(remarks) + "\n")
     parts += [text for text in (autoattack_text(table, jobs), distance_text(table, jobs)) if text]
     return "\n".join(parts)
-
-
-def _is_begun(table: PaperTable, jobs: Jobs) -> bool:
-    return any(row.recipe in jobs for row in table.rows)
-
-
-def _not_begun(tables: Sequence[PaperTable]) -> str:
-    lines = [f"- {plain_text(table.title)}: all {len(table.rows)} rows" for table in tables]
-    return "\n".join(["## Not run yet\n", *lines]) + "\n"
-
-
-def _note_file(table: PaperTable, notes: Path) -> Path:
-    return notes / f"{table.name}.md"
-
-
-def _precision_of_autoattack(rows: Sequence[PaperRow], jobs: Jobs) -> list[str]:
-    judged = [job.autoattack for row in rows for job in jobs[row.recipe] if job.autoattack.values]
-    found = kinds(report.text("precision", "unknown") for report in judged)
-    return [f"It judged in: {plain_text(found)}."] if found else []
-
-
-def _note(path: Path) -> str:
-    """The paragraph that a person wrote; its links begin in the folder of notes, the page is one above."""
-    text = read_text(path).strip().replace("](../", "](") if path.is_file() else ""
-    return f"{text or f'(Not written yet: `{NOTES}/{path.name}`.)'}\n"
 
 
 def _remarks(table: PaperTable, row: PaperRow, jobs: Sequence[CollectedJob]) -> list[str]:
@@ -227,15 +210,11 @@ def circumstances(jobs: Sequence[CollectedJob]) -> str:
         f"Versions: {kinds(_versions(job.result.table('versions')) for job in jobs)}.",
     ]
     trained = {(job.result.text("trained_as", job.recipe), job.seed): job for job in jobs}  # rows may share a run
-    training = _hours(_sum_of(trained.values(), "training_seconds"))
-    judging = _hours(_sum_of(jobs, "evaluation_seconds"))
+    training = _hours(sum(job.result.number("training_seconds") or 0.0 for job in trained.values()))
+    judging = _hours(sum(job.result.number("evaluation_seconds") or 0.0 for job in jobs))
     together = max(job.result.whole("workers") or 1 for job in jobs)
     shared = f", up to {together} jobs sharing the device" if together > 1 else ""
     return " ".join([*parts, f"Time of all jobs together: {training} of training, {judging} of judging{shared}."])
-
-
-def _sum_of(jobs: Iterable[CollectedJob], key: str) -> float:
-    return sum(job.result.number(key) or 0.0 for job in jobs)
 
 
 def _versions(table: Fields) -> str:

@@ -50,10 +50,11 @@ def table_text(table: PaperTable, jobs: Jobs) -> str:
         members = jobs.get(row.recipe, ())
         shown = [cell_text(column, cells[column]) + _fewer(column, members) for column in columns]
         lines.append([plain_text(table.label(row)), str(len(members) or NONE), *shown])
-    return "\n".join(_table(["row", "seeds", *map(column_title, columns)], lines)) + "\n"
+    return "\n".join(_numbers_table(["row", "seeds", *map(column_title, columns)], lines)) + "\n"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _numbers_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Names on the left, numbers on the right."""
     return markdown_lines(heads, rows, align=[":--", *["--:"] * (len(heads) - 1)])
 
 
@@ -101,27 +102,21 @@ COLUMNS = ("clean", "autoattack")
 
 def autoattack_text(table: PaperTable, jobs: Jobs) -> str:
     """The rows that have it, in the paper's order; empty where none has."""
-    rows = [(row, judged) for row in table.rows if (judged := _judged(jobs.get(row.recipe, ())))]
-    if not rows:
-        return ""
-    lines = _table(
-        ["row", "seeds", *map(column_title, COLUMNS)],
-        [[plain_text(table.label(row)), str(len(judged)), *_autoattack_cells(judged)] for row, judged in rows],
-    )
-    precision = kinds(job.autoattack_8_255.text("precision", "unknown") for _, judged in rows for job in judged)
-    return (
-        "\n".join([f"### {AUTOATTACK_TITLE}\n", f"{AUTOATTACK_SAID} Judged in: {plain_text(precision)}.\n", *lines])
-        + "\n"
-    )
+    lines, judged_in = [], []
+    for row in table.rows:
+        reports = [job.autoattack_8_255 for job in jobs.get(row.recipe, ())]
+        judged = [report for report in reports if "autoattack" in report.table("accuracy").values]
+        if judged:
+            cells = compare(COLUMNS, {}, [{"accuracy": report.table("accuracy").numbers()} for report in judged])
+            shown = [cell_text(column, cells[column]) for column in COLUMNS]
+            lines.append([plain_text(table.label(row)), str(len(judged)), *shown])
+            judged_in += [report.text("precision", "unknown") for report in judged]
+    heads = ["row", "seeds", *map(column_title, COLUMNS)]
+    return _judged_text(AUTOATTACK_TITLE, AUTOATTACK_SAID, judged_in, _numbers_table(heads, lines)) if lines else ""
 
 
-def _judged(jobs: Sequence[CollectedJob]) -> list[CollectedJob]:
-    return [job for job in jobs if "autoattack" in job.autoattack_8_255.table("accuracy").values]
-
-
-def _autoattack_cells(jobs: Sequence[CollectedJob]) -> list[str]:
-    cells = compare(COLUMNS, {}, [{"accuracy": job.autoattack_8_255.table("accuracy").numbers()} for job in jobs])
-    return [cell_text(column, cells[column]) for column in COLUMNS]
+def _judged_text(title: str, said: str, judged_in: Iterable[str], lines: Sequence[str]) -> str:
+    return "\n".join([f"### {title}\n", f"{said} Judged in: {plain_text(kinds(judged_in))}.\n", *lines]) + "\n"
 
 
 DISTANCE_TITLE = "Margins and distances (first 1,000)"
@@ -134,29 +129,18 @@ HEADS = ("row", "seeds", "images", "median margin ({})", "median distance ({})",
 
 def distance_text(table: PaperTable, jobs: Jobs) -> str:
     """The rows that have distances, in the paper's order; empty where none has."""
-    members = [(row, found) for row in table.rows if (found := _measured(jobs.get(row.recipe, ())))]
-    if not members:
+    measured = [
+        (row, found)
+        for row in table.rows
+        if (found := [job.distance for job in jobs.get(row.recipe, ()) if job.distance is not None])
+    ]
+    if not measured:
         return ""
-    measured = [(table.label(row), found) for row, found in members]
     norm = norm_title(measured[0][1][0].norm)
-    cells = [[plain_text(label), *_distance_cells(found)] for label, found in measured]
-    lines = _table([head.format(norm) for head in HEADS], cells)
-    precision = kinds(pairs.precision for _, found in measured for pairs in found)
-    return (
-        "\n".join(
-            [
-                f"### {DISTANCE_TITLE}\n",
-                f"{DISTANCE_SAID} Judged in: {plain_text(precision)}.\n",
-                *lines,
-                *_across(members),
-            ]
-        )
-        + "\n"
-    )
-
-
-def _measured(jobs: Sequence[CollectedJob]) -> list[Pairs]:
-    return [job.distance for job in jobs if job.distance is not None]
+    cells = [[plain_text(table.label(row)), *_distance_cells(found)] for row, found in measured]
+    lines = [*_numbers_table([head.format(norm) for head in HEADS], cells), *_across(measured)]
+    judged_in = (pairs.precision for _, found in measured for pairs in found)
+    return _judged_text(DISTANCE_TITLE, DISTANCE_SAID, judged_in, lines)
 
 
 def _distance_cells(found: Sequence[Pairs]) -> list[str]:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from widemargin.config.checkpoint import CONFIG
-from widemargin.core.records import Fields, read_json
+from widemargin.core.records import Fields, read_table
 from widemargin.errors import InputError
 from widemargin.evaluation.folder import Radius, curves
 from widemargin.jobs.job import RESULT
@@ -125,10 +125,7 @@ def _job(folder: Path) -> CollectedJob:
 
 def _table(path: Path) -> Fields:
     """A file of the job; empty where there is none."""
-    content = read_json(path) if path.is_file() else {}
-    if not isinstance(content, dict):
-        raise InputError(f"{path} must be a table; collect the job again")
-    return Fields(path, content)
+    return Fields(path, read_table(path, "collect the job again") if path.is_file() else {})
 
 
 def _counts(table: Fields, evaluation: Fields) -> Counts | None:

@@ -14,53 +14,61 @@ from widemargin.recipes import find_recipe
 from widemargin.report.compare import Cell, compare, markdown
 
 
-def test_eps_is_given_as_written_and_as_a_number(tmp_path):
-    with_config(tmp_path / "e", evaluated={"eps": [{"written": "8/255", "value": 8 / 255}]})
-    text = page_of(tmp_path)
-    assert "8/255 = 0.031373" in text
-    assert "published under attack only at linf eps 0.031" in text
-    assert "paper 50.88" not in text  # a number at another eps is no comparison
-    assert "paper 83.39" in text
-
-
-UNKNOWN = "its configuration is not known, so it is not compared with the paper"
-
-
-def test_without_its_configuration_nothing_is_compared(tmp_path):
-    report = write_evaluation(tmp_path / "e", count=20)
-    text = page_of(tmp_path)
-    assert UNKNOWN in text
-    assert "paper 83.39" not in text
+def with_config(folder, *, evaluated=None, **changes):
+    """An evaluation that knows its run's configuration."""
     config = to_dict(find_recipe("cifar-resnet18/at").config)
-    for epochs, said in ((100, False), (60, True)):
-        known = report | {"config": config | {"epochs": epochs}}
-        (tmp_path / "e" / "report.json").write_text(json.dumps(known))
-        text = page_of(tmp_path)
-        assert UNKNOWN not in text
-        assert "paper 83.39" in text
-        assert ("changed from the recipe: epochs=60." in text) is said
+    config |= {"data": config["data"] | changes.pop("data", {})} | changes
+    write_evaluation(folder, count=20, config=config, **(evaluated or {}))
 
 
-@pytest.mark.parametrize(("data", "compared"), [("cifar10", True), ("svhn", False), ("cifar10-embedded", False)])
-def test_what_was_judged_on_other_images_than_its_recipe_is_not_compared(tmp_path, data, compared):
-    with_config(tmp_path / "e", evaluated={"data": {"name": data, "split": "test", "count": 20}})
-    text = page_of(tmp_path)
-    why = f"it was judged on {data}, its recipe's data is cifar10, so it is not compared with the paper"
-    assert [number in text for number in ("paper 83.39", "paper 50.88")] == [compared] * 2
-    assert (why in html.unescape(text)) is not compared
+def without_config(**changes):
+    return lambda folder: write_evaluation(folder, count=20, **changes)
 
 
-@pytest.mark.parametrize(
-    ("data", "count", "said"), [("cifar10", 20, True), ("cifar10", 10_000, False), ("x", 20, False)]
-)
-def test_an_evaluation_on_the_first_images_says_so(tmp_path, data, count, said):
-    write_evaluation(tmp_path / "e", count=20, data={"name": data, "split": "test", "count": count})
-    assert ("judged on the first 20 of 10,000 test images" in page_of(tmp_path)) is said
+def judged(**changes):
+    return lambda folder: with_config(folder, evaluated=changes)
 
 
-def test_an_evaluation_on_the_first_of_own_images_says_so(tmp_path):
-    write_evaluation(tmp_path / "e", count=20, data={"name": "mine.npz", "count": 20, "whole": 90})
-    assert "judged on the first 20 of 90 test images" in page_of(tmp_path)
+def trained(**changes):
+    return lambda folder: with_config(folder, **changes)
+
+
+def judged_on(name, count=20, **more):
+    return {"data": {"name": name, "split": "test", "count": count} | more}
+
+
+CLEAN, ATTACKED, CHANGED = "paper 83.39", "paper 50.88", "changed from the recipe: "
+NOT, FIRST = "so it is not compared", "judged on the first 20 of "
+ELSEWHERE = "it was judged on {}, its recipe's data is cifar10, so it is not compared with the paper"
+STEPS = "its PGD has steps of {}, the recipe's of 0.00784, so it is not compared"
+COMPARED = [
+    (judged(), [CLEAN, ATTACKED], [NOT, CHANGED]),
+    (judged(eps=[{"written": "8/255", "value": 8 / 255}]), [CLEAN, "under attack only at linf eps 0.031"], [ATTACKED]),
+    (without_config(), ["its configuration is not known, so it is not compared with the paper"], [CLEAN, ATTACKED]),
+    (trained(epochs=60), [CLEAN, f"{CHANGED}epochs=60."], [NOT]),
+    (trained(epochs=50), [CLEAN], [NOT]),
+    (trained(epochs=2), [f"it was trained for 2 epochs, its recipe for 100, {NOT} with the paper"], [CLEAN]),
+    (trained(epochs=1), [f"it was trained for 1 epoch, its recipe for 100, {NOT} with the paper"], [CLEAN]),
+    (trained(data={"train_limit": 500}), [f"it was trained on 500 images alone, {NOT} with the paper"], [CLEAN]),
+    (judged(**judged_on("svhn")), [ELSEWHERE.format("svhn")], [CLEAN, ATTACKED]),
+    (judged(**judged_on("cifar10-embedded")), [ELSEWHERE.format("cifar10-embedded")], [CLEAN, ATTACKED]),
+    (without_config(**judged_on("cifar10")), [f"{FIRST}10,000 test images"], []),
+    (without_config(**judged_on("cifar10", 10_000)), [], [FIRST]),
+    (without_config(**judged_on("x")), [], [FIRST]),
+    (without_config(**judged_on("mine.npz", whole=90)), [f"{FIRST}90 test images"], []),
+    *((judged(step_size=step), [CLEAN, ATTACKED], [NOT]) for step in (0.0078, 2 / 255, None)),
+    *((judged(step_size=step), [CLEAN, STEPS.format(f"{step:g}")], [ATTACKED]) for step in (1e-6, 0.025)),
+    (lambda folder: write_run(folder, epochs=49), [NOT], [CLEAN]),
+    (lambda folder: write_run(folder, epochs=50), [CLEAN], [NOT]),
+]
+
+
+@pytest.mark.parametrize(("make", "said", "unsaid"), COMPARED)
+def test_what_is_compared_and_why_not(tmp_path, make, said, unsaid):
+    make(tmp_path / "e")
+    text = html.unescape(page_of(tmp_path))
+    assert [words for words in said if words not in text] == []
+    assert [words for words in unsaid if words in text] == []
 
 
 def test_a_quick_result_says_so_and_has_nothing_beside_it(tmp_path):
@@ -89,49 +97,6 @@ def test_a_mean_says_what_holds_for_all_its_seeds(tmp_path):
     page_of(tmp_path)
     text = (tmp_path.parent / f"{tmp_path.name}-out" / "report.md").read_text()
     assert text.count("not to be compared; changed from the recipe: epochs=2, batch\\_size=7.") == 3
-
-
-@pytest.mark.parametrize(
-    ("step", "compared"), [(0.0078, True), (2 / 255, True), (None, True), (1e-6, False), (0.025, False)]
-)
-def test_pgd_with_another_step_than_the_recipes_is_not_compared(tmp_path, step, compared):
-    with_config(tmp_path / "e", evaluated={"step_size": step})
-    text = html.unescape(page_of(tmp_path))
-    assert ("paper 50.88" in text) is compared
-    assert "paper 83.39" in text
-    said = f"its PGD has steps of {step or 0:g}, the recipe's of 0.00784, so it is not compared"
-    assert (said in text) is not compared
-
-
-def with_config(folder, *, evaluated=None, **changes):
-    """An evaluation that knows its run's configuration."""
-    config = to_dict(find_recipe("cifar-resnet18/at").config)
-    config |= {"data": config["data"] | changes.pop("data", {})} | changes
-    write_evaluation(folder, count=20, config=config, **(evaluated or {}))
-
-
-SMALL = [
-    ({"epochs": 2}, "it was trained for 2 epochs, its recipe for 100, so it is not compared with the paper"),
-    ({"epochs": 1}, "it was trained for 1 epoch, its recipe for 100, so it is not compared with the paper"),
-    ({"data": {"train_limit": 500}}, "it was trained on 500 images alone, so it is not compared with the paper"),
-    ({"epochs": 50}, ""),
-]
-
-
-@pytest.mark.parametrize(("changes", "why"), SMALL)
-def test_what_was_trained_far_less_than_its_recipe_is_not_compared(tmp_path, changes, why):
-    with_config(tmp_path / "e", **changes)
-    text = page_of(tmp_path)
-    assert ("paper 83.39" in text) is not why
-    assert why in text
-
-
-@pytest.mark.parametrize(("epochs", "compared"), [(49, False), (50, True)])
-def test_a_run_under_way_is_compared_from_its_middle_on(tmp_path, epochs, compared):
-    write_run(tmp_path / "run", epochs=epochs)
-    text = page_of(tmp_path)
-    assert ("paper 83.39" in text) is compared
-    assert ("so it is not compared with the paper" in text) is not compared
 
 
 MEANS = [
@@ -233,24 +198,22 @@ def test_mean_and_spread_over_seeds_and_the_difference():
     assert cells["margin_test"].difference == pytest.approx(0.98 - 1.5)
 
 
-def test_seeds_that_agree_have_a_spread_of_zero():
-    assert compare(("clean",), {}, [numbers_of(clean=97.0)] * 2)["clean"].text() == "97.00±0.00 / -"
-    assert compare(("clean",), {}, [numbers_of(clean=97.0)])["clean"].text() == "97.00 / -"
+CELLS = [
+    (("clean",), {}, [{"clean": 97.0}] * 2, "97.00±0.00 / -"),
+    (("clean",), {}, [{"clean": 97.0}], "97.00 / -"),
+    (("clean",), {"clean": 98.0}, [], "- / 98.00"),
+    (("pgd",), {"pgd": 15.0}, [{"clean": 70.0, "pgd10": 16.0}], "16.00 / 15.00 (+1.00)"),
+    *(
+        (("clean",), {"clean": 98.0}, [{"clean": ours}], f"{ours:.2f} / 98.00 ({shown})")  # none is below by nothing
+        for ours, shown in ((97.999, "+0.00"), (97.99, "-0.01"), (98.001, "+0.00"), (99.0, "+1.00"))
+    ),
+]
 
 
-def test_a_row_not_run_has_the_papers_number_alone():
-    assert compare(("clean",), {"clean": 98.0}, [])["clean"].text() == "- / 98.00"
-
-
-@pytest.mark.parametrize(("ours", "shown"), [(97.999, "+0.00"), (97.99, "-0.01"), (98.001, "+0.00"), (99.0, "+1.00")])
-def test_a_difference_that_rounds_to_nothing_is_not_below(ours, shown):
-    assert compare(("clean",), {"clean": 98.0}, [numbers_of(clean=ours)])["clean"].text().endswith(f"({shown})")
-
-
-def test_the_pgd_column_is_each_rows_own():
-    assert (
-        compare(("pgd",), {"pgd": 15.0}, [numbers_of(clean=70.0, pgd10=16.0)])["pgd"].text() == "16.00 / 15.00 (+1.00)"
-    )
+@pytest.mark.parametrize(("columns", "published", "ours", "shown"), CELLS)
+def test_a_cell_in_words(columns, published, ours, shown):
+    (cell,) = compare(columns, published, [numbers_of(**accuracy) for accuracy in ours]).values()
+    assert cell.text() == shown
 
 
 def test_markdown_has_a_line_per_row():

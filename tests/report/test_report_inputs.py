@@ -162,18 +162,6 @@ def test_settings_of_others_that_are_no_json_are_passed_over(tmp_path):
     assert search([tmp_path]).evaluations == []
 
 
-def test_a_run_and_its_evaluation_share_a_label_and_a_color(tmp_path):
-    write_run(tmp_path / "runs" / "a", epochs=1)
-    write_run(tmp_path / "runs" / "b", epochs=1)
-    write_evaluation(tmp_path / "e" / "a", target=str(tmp_path / "runs" / "a"), count=5)
-    write_evaluation(tmp_path / "e" / "b", target="runs/b/best.safetensors", count=5)  # relative to who knows where
-    write_evaluation(tmp_path / "e" / "c", target="runs/c", count=5)
-    found = search([tmp_path])
-    assert [run.label for run in found.runs] == ["cifar-resnet18/at · a", "cifar-resnet18/at · b"]
-    assert [e.label for e in found.evaluations] == [run.label for run in found.runs] + ["cifar-resnet18/at"]
-    assert [found.color(e.label) for e in found.evaluations] == [0, 1, 2]
-
-
 def test_a_moved_run_is_known_by_its_weights(tmp_path):
     for name in ("a", "b"):
         write_checkpoint(write_run(tmp_path / "moved" / name, epochs=1) / "best.safetensors", name)
@@ -188,14 +176,6 @@ def test_a_moved_run_is_known_by_its_weights(tmp_path):
     assert of_c.label == "cifar-resnet18/at"
 
 
-def test_an_evaluation_of_another_run_of_the_same_name_has_a_name_of_its_own(tmp_path):
-    write_run(tmp_path / "run", epochs=1)
-    write_evaluation(tmp_path / "e" / "b", target="gone/b", count=5)
-    found = search([tmp_path])
-    assert [run.label for run in found.runs] == ["cifar-resnet18/at"]
-    assert [e.label for e in found.evaluations] == ["cifar-resnet18/at · b"]
-
-
 def test_evaluations_in_the_folder_of_a_quick_job_are_quick(tmp_path):
     for seed, quick in ((0, True), (1, False)):
         write_job(tmp_path, "mnist-mlp/st-emr", seed, quick=quick, later=("autoattack",), epochs=1)
@@ -206,20 +186,46 @@ def test_evaluations_in_the_folder_of_a_quick_job_are_quick(tmp_path):
     assert {path for path, e in found.items() if not e.config} == {Path("e")}
 
 
-def test_two_evaluations_of_a_run_are_told_apart(tmp_path):
-    write_run(tmp_path / "run", epochs=1)
-    write_evaluation(tmp_path / "run" / "one", count=5)
-    write_evaluation(tmp_path / "run" / "two", count=5, norm="l2")
-    assert [e.label for e in search([tmp_path]).evaluations] == ["cifar-resnet18/at · linf", "cifar-resnet18/at · l2"]
+def runs_and_evaluations(folder):
+    write_run(folder / "runs" / "a", epochs=1)
+    write_run(folder / "runs" / "b", epochs=1)
+    write_evaluation(folder / "e" / "a", target=str(folder / "runs" / "a"), count=5)
+    write_evaluation(folder / "e" / "b", target="runs/b/best.safetensors", count=5)  # relative to who knows where
+    write_evaluation(folder / "e" / "c", target="runs/c", count=5)
 
 
-def test_seeds_of_a_reproduced_row_are_told_apart(tmp_path):
+def another_of_the_name(folder):
+    write_run(folder / "run", epochs=1)
+    write_evaluation(folder / "e" / "b", target="gone/b", count=5)
+
+
+def two_of_a_run(folder):
+    write_run(folder / "run", epochs=1)
+    write_evaluation(folder / "run" / "one", count=5)
+    write_evaluation(folder / "run" / "two", count=5, norm="l2")
+
+
+def two_seeds(folder):
     for seed in (0, 1):
-        write_result(tmp_path / f"seed-{seed}", seed=seed)
-    assert [e.label for e in search([tmp_path]).evaluations] == [
-        "mnist-mlp/st-emr · seed 0",
-        "mnist-mlp/st-emr · seed 1",
-    ]
+        write_result(folder / f"seed-{seed}", seed=seed)
+
+
+AT, ST = "cifar-resnet18/at", "mnist-mlp/st-emr"
+LABELS = [
+    (runs_and_evaluations, [f"{AT} · a", f"{AT} · b"], [f"{AT} · a", f"{AT} · b", AT], [0, 1, 2]),
+    (another_of_the_name, [AT], [f"{AT} · b"], [1]),
+    (two_of_a_run, [AT], [f"{AT} · linf", f"{AT} · l2"], [1, 2]),
+    (two_seeds, [], [f"{ST} · seed 0", f"{ST} · seed 1"], [0, 1]),
+]
+
+
+@pytest.mark.parametrize(("make", "of_runs", "of_evaluations", "colors"), LABELS)
+def test_a_run_and_its_evaluation_share_a_label_and_a_color(tmp_path, make, of_runs, of_evaluations, colors):
+    make(tmp_path)
+    found = search([tmp_path])
+    assert [run.label for run in found.runs] == of_runs
+    assert [evaluation.label for evaluation in found.evaluations] == of_evaluations
+    assert [found.color(evaluation.label) for evaluation in found.evaluations] == colors
 
 
 def test_unique_names():
@@ -229,52 +235,42 @@ def test_unique_names():
 
 
 def test_the_parts_of_autoattack_add_up_to_all_images(tmp_path):
-    write_evaluation(tmp_path / "e", count=200)
+    report = write_evaluation(tmp_path / "e", count=200)
     (evaluation,) = search([tmp_path]).evaluations
-    (found,) = breakdowns(evaluation)
-    parts = dict(found.parts)
+    (whole,) = breakdowns(evaluation)
+    parts = dict(whole.parts)
     assert sum(parts.values()) == 200
     for name in ("apgd-ce", "apgd-t", "fab-t", "square"):
         assert parts[name] == sum(broken == name for broken in evaluation.examples.broken_by)
-
-
-def test_without_accuracies_of_the_parts_the_examples_tell(tmp_path):
-    report = write_evaluation(tmp_path / "e", count=200)
-    (whole,) = breakdowns(search([tmp_path]).evaluations[0])
     accuracy = {name: value for name, value in report["accuracy"].items() if "/" not in name}
-    edit(tmp_path / "e" / "report.json", accuracy=accuracy)
+    edit(tmp_path / "e" / "report.json", accuracy=accuracy)  # then the examples tell
     (found,) = breakdowns(search([tmp_path]).evaluations[0])
-    assert dict(found.parts) == {name: count for name, count in whole.parts if count}
+    assert dict(found.parts) == {name: count for name, count in parts.items() if count}
 
 
-def test_autoattack_at_several_eps(tmp_path):
+def test_the_parts_of_autoattack_at_several_eps(tmp_path):
     report = write_evaluation(tmp_path / "e", count=100)
-    accuracy = {
-        name if name == "clean" else f"{name}@{eps}": value
-        for name, value in report["accuracy"].items()
-        for eps in ("0.01", "0.031")
-    }
-    radii = [{"written": text, "value": float(text)} for text in ("0.01", "0.031")]
-    edit(tmp_path / "e" / "report.json", accuracy=accuracy, eps=radii)
-    (evaluation,) = search([tmp_path]).evaluations
-    assert [found.label for found in breakdowns(evaluation)] == [
-        "cifar-resnet18/at, eps 0.01",
-        "cifar-resnet18/at, eps 0.031",
-    ]
-    assert all(sum(count for _, count in found.parts) == 100 for found in breakdowns(evaluation))
+    sizes = ("0.01", "0.031")
+    eps = [{"written": text, "value": float(text)} for text in sizes]
+    attacked = {key: value for key, value in report["accuracy"].items() if key != "clean"}
+    accuracy = {f"{name}@{text}": value for name, value in attacked.items() for text in sizes}
+    edit(tmp_path / "e" / "report.json", accuracy={"clean": report["accuracy"]["clean"]} | accuracy, eps=eps)
+    found = breakdowns(search([tmp_path]).evaluations[0])
+    assert [one.label for one in found] == [f"{AT}, eps 0.01", f"{AT}, eps 0.031"]
+    assert [sum(count for _, count in one.parts) for one in found] == [100, 100]
 
-
-def test_without_accuracies_of_the_parts_the_examples_tell_at_each_eps(tmp_path):
-    write_evaluation(tmp_path / "e", count=100)
-    edit(
-        tmp_path / "e" / "report.json",
-        accuracy={"clean": 100.0, "autoattack@0.01": 98.0, "autoattack@0.031": 95.0},
-        eps=[{"written": text, "value": float(text)} for text in ("0.01", "0.031")],
-    )
+    accuracy = {"clean": 100.0, "autoattack@0.01": 98.0, "autoattack@0.031": 95.0}
+    edit(tmp_path / "e" / "report.json", accuracy=accuracy)  # then the examples tell
     breakers = [("fab-t", "apgd-ce")] * 2 + [(None, "apgd-ce")] * 2 + [(None, "square")] + [(None, None)] * 95
     lines = [
-        {"index": n, "label": 0, "prediction": 0, "verdicts": {"clean": True}, "broken_at": {"0.01": one, "0.031": two}}
-        for n, (one, two) in enumerate(breakers)
+        {
+            "index": n,
+            "label": 0,
+            "prediction": 0,
+            "verdicts": {"clean": True},
+            "broken_at": dict(zip(sizes, at, strict=True)),
+        }
+        for n, at in enumerate(breakers)
     ]
     (tmp_path / "e" / "examples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     small, large = breakdowns(search([tmp_path]).evaluations[0])

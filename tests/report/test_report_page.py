@@ -174,21 +174,17 @@ def test_tables_agree_cell_by_cell(everything):
         assert numbers[0] == numbers[1]
 
 
-def test_csv_has_the_parts_of_autoattack_and_the_eps(everything):
+def test_csv_has_the_parts_of_autoattack_and_distances(everything):
     rows = list(csv.DictReader(io.StringIO(everything["csv"])))
     parts = [row for row in rows if row["measure"].startswith("autoattack/")]
     assert len(parts) == 8
     assert {(row["eps"], row["eps_value"], row["norm"]) for row in parts} == {("0.031", "0.031", "linf")}
     assert {row["data"] for row in rows} == {"cifar10", "mnist"}
     assert {row["images"] for row in parts} == {"1000"}
-
-
-def test_csv_has_distances(everything):
-    rows = list(csv.DictReader(io.StringIO(everything["csv"])))
     report = json.loads((everything["folder"] / "evaluations" / "at" / "report.json").read_text())
     found = {row["measure"]: row["value"] for row in rows if row["measure"].startswith("distance")}
-    assert float(found["distance_median"]) == pytest.approx(report["distance"]["median"], rel=1e-5)
-    assert float(found["distance_rank_correlation"]) == pytest.approx(report["distance"]["rank_correlation"], rel=1e-5)
+    for name in ("median", "rank_correlation"):
+        assert float(found[f"distance_{name}"]) == pytest.approx(report["distance"][name], rel=1e-5)
 
 
 def test_seeds_are_averaged(everything):
@@ -206,11 +202,7 @@ def test_alarms_come_first_and_say_what_to_do(everything):
         assert words in everything["md"]
     assert "No alarms" not in text
     assert "Not checked for alarms: mnist-mlp/st-emr · seed 0" in text
-
-
-def test_no_alarms_is_said(tmp_path):
-    write_evaluation(tmp_path / "e", count=20)
-    assert "No alarms in 1 evaluation." in page_of(tmp_path)
+    assert "Not checked for alarms: mnist-mlp/st-emr · seed 0" in everything["md"]
 
 
 def boxes_of(text):
@@ -238,36 +230,6 @@ def test_alarms_of_training_say_where_when_and_what_to_do(everything):
     assert all("set stopping.patience" in row[4] for row in (rows[0], rows[2]))
 
 
-def test_alarms_of_a_run_that_nobody_evaluated(tmp_path):
-    write_run(tmp_path / "calm", epochs=2)
-    assert 'id="alarms-title"' not in page_of(tmp_path)
-    write_run(tmp_path / "run", epochs=2, alarms={2: ["from-a-later-version"]})
-    (box,) = boxes_of(page_of(tmp_path))
-    assert box == "from-a-later-version training of cifar-resnet18/at · run (epoch 2)"
-
-
-def test_a_calm_evaluation_of_a_run_with_alarms(tmp_path):
-    write_run(tmp_path / "run", epochs=2, alarms={2: ["robust-overfitting"]})
-    write_evaluation(tmp_path / "e", count=20)
-    text = page_of(tmp_path)
-    assert len(boxes_of(text)) == 1
-    assert "No alarms in 1 evaluation." in text
-
-
-NOTE = "AutoAttack ran without its part apgd-t, whose loss needs 4 classes; this model has 3."
-
-
-def test_notes_stand_with_the_alarms(tmp_path):
-    report = write_evaluation(tmp_path / "e", count=20)
-    assert "notes" not in report  # as reports were before they had any
-    assert "apgd-t, whose" not in page_of(tmp_path)
-    (tmp_path / "e" / "report.json").write_text(json.dumps(report | {"notes": [NOTE]}))
-    text = page_of(tmp_path)
-    assert text.index("No alarms in 1 evaluation.") < text.index(f"cifar-resnet18/at: {NOTE}")
-    assert text.index(NOTE) < text.index('<h2 id="results-title"')
-    assert NOTE in (tmp_path.parent / f"{tmp_path.name}-out" / "report.md").read_text()
-
-
 def test_a_reader_learns_what_was_evaluated(everything):
     for fact in (
         "best, epoch 64",
@@ -285,24 +247,6 @@ def test_a_reader_learns_what_was_evaluated(everything):
         assert fact in everything["html"], fact
 
 
-def test_an_evaluation_just_begun_leaves_the_page_what_training_watched(tmp_path):
-    write_run(tmp_path / "run", epochs=2)
-    settings = {"attacks": ["clean"], "eps": ["0.1"], "norm": "linf", "data": "cifar10"}
-    (tmp_path / "run" / "e").mkdir()
-    (tmp_path / "run" / "e" / "settings.json").write_text(json.dumps(settings))
-    text = page_of(tmp_path)
-    assert "1 run and 1 evaluation, 2 of them unfinished" in text
-    assert "cifar10, test, 0 images" in text
-    assert "cifar-resnet18/at: no image is judged yet: as watched in training" in text
-    assert "not evaluated" not in text
-
-
-def test_an_unfinished_run_with_a_line_cut_off(everything):
-    assert "unfinished, last line cut off" in everything["html"]
-    assert "72 of 100" in everything["html"]
-    assert "1 of them unfinished" in everything["html"]
-
-
 @pytest.mark.parametrize("epochs", [0, 1, 2])
 def test_a_run_that_has_just_begun(tmp_path, epochs):
     write_run(tmp_path / "run", epochs=epochs)
@@ -310,51 +254,6 @@ def test_a_run_that_has_just_begun(tmp_path, epochs):
     assert f"{epochs} of 100" in text
     assert sections(text) == (["results"] if epochs else []) + ["training", "reproduce"]
     assert ('class="chart"' in text) is (epochs > 0)
-
-
-def test_a_run_alone_shows_what_was_watched(tmp_path):
-    write_run(tmp_path / "run")
-    text = page_of(tmp_path)
-    assert "not evaluated: as watched in training" in text
-    assert "Watched attack" in text
-
-
-def test_a_sweep_alone(tmp_path):
-    write_sweep(tmp_path / "s")
-    text = page_of(tmp_path)
-    assert sections(text) == ["sweeps", "reproduce"]
-    assert "8 of 9 points are done" in text
-    grid = "--grid emr.weight=0.1,0.3,1 --grid emr.temperature=0.1,1,40"
-    assert commands_of(text)[0] == f"widemargin sweep cifar-resnet18/at-emr {grid} --out {tmp_path / 's'}"
-
-
-def test_a_sweep_over_three_settings_is_a_ranking(tmp_path):
-    write_sweep(tmp_path / "s")
-    record = json.loads((tmp_path / "s" / "sweep.json").read_text())
-    record["grid"]["seed"] = ["0"]
-    for point in record["points"]:
-        point["point"]["seed"] = "0"
-    (tmp_path / "s" / "sweep.json").write_text(json.dumps(record))
-    text = page_of(tmp_path)
-    assert '<table class="heat">' not in text
-    assert "Place" in text
-
-
-def test_changed_settings_are_named_and_the_command_has_them(tmp_path):
-    write_run(tmp_path / "run", epochs=3)
-    config = tmp_path / "run" / "config.toml"
-    config.write_text(config.read_text().replace("epochs = 100", "epochs = 3"))
-    text = page_of(tmp_path)
-    assert "changed from the recipe: epochs=3" in text
-    assert commands_of(text)[0] == f"widemargin train cifar-resnet18/at --set epochs=3 --out {tmp_path / 'run'}"
-
-
-def test_a_run_of_no_recipe_is_reproduced_from_its_own_file(tmp_path):
-    write_run(tmp_path / "run", epochs=3)
-    config = tmp_path / "run" / "config.toml"
-    config.write_text(config.read_text().replace("cifar-resnet18/at", "mine"))
-    folder = tmp_path / "run"
-    assert commands_of(page_of(tmp_path))[0] == f"widemargin train {folder / 'config.toml'} --out {folder}"
 
 
 def test_the_command_of_an_evaluation_has_all_its_numbers_depend_on(everything):
@@ -369,38 +268,171 @@ def test_the_command_of_an_evaluation_has_all_its_numbers_depend_on(everything):
     assert len(commands_of(everything["html"])) == 2 + 1 + 4 + 1
 
 
-@pytest.mark.parametrize(("target", "data"), [("a model in memory", "cifar10"), ("net.pt", "tensors in memory")])
-def test_what_lived_in_memory_has_no_command(tmp_path, target, data):
-    write_evaluation(tmp_path / "e", count=20, target=target, data={"name": data, "split": "test", "count": 20})
-    assert [command.split()[1] for command in commands_of(page_of(tmp_path))] == ["report"]
+def many_runs(folder):
+    for number in range(18):
+        write_run(folder / f"run-{number}", epochs=2)
 
 
-def test_the_command_has_the_path_of_the_data_and_the_scale_of_the_head(tmp_path):
-    changes = {"head_scale": 15.0, "normalize": "0.5,0.25", "eps": [{"written": "0.0313725", "value": 8 / 255}]}
-    data = {"name": "own.npz", "source": "my data/own.npz", "split": "test", "count": 20}
-    write_evaluation(tmp_path / "e", count=20, target="net.pt", data=data, **changes)
-    command = commands_of(page_of(tmp_path))[0]
-    assert "--dataset 'my data/own.npz'" in command
-    assert "--head-scale 15.0 --normalize 0.5,0.25" in command
-    assert f"--eps {8 / 255!r} " in command
+def just_begun(folder):
+    write_run(folder / "run", epochs=2)
+    (folder / "run" / "e").mkdir()
+    settings = {"attacks": ["clean"], "eps": ["0.1"], "norm": "linf", "data": "cifar10"}
+    (folder / "run" / "e" / "settings.json").write_text(json.dumps(settings))
 
 
-OLD_AND_NEW = [
-    ({"search": "tf32", "precision": "any words"}, True),
-    ({"search": "float32", "precision": "attacks searched with TF32"}, False),
-    ({"search": None, "precision": "float32 (no TF32); attacks searched with TF32"}, True),
-    ({"search": None, "precision": "float32 (no TF32); AutoAttack searched with TF32"}, True),
-    ({"search": None, "precision": "float32 (no TF32)"}, False),
-]
+def calm_with_alarms_in_training(folder):
+    write_run(folder / "run", epochs=2, alarms={2: ["robust-overfitting"]})
+    write_evaluation(folder / "e", count=20)
 
 
-@pytest.mark.parametrize(("said", "searched"), OLD_AND_NEW)
-def test_the_command_searches_as_the_evaluation_did(tmp_path, said, searched):
-    """Older reports say it in words alone."""
-    report = write_evaluation(tmp_path / "e", count=20, target="net.pt") | said
-    kept = {key: value for key, value in report.items() if value is not None}
-    (tmp_path / "e" / "report.json").write_text(json.dumps(kept))
-    assert ("--search tf32" in commands_of(page_of(tmp_path))[0]) is searched
+def changed_run(*words):
+    """A run whose configuration has other words."""
+
+    def make(folder):
+        path = write_run(folder / "run", epochs=3) / "config.toml"
+        path.write_text(path.read_text().replace(*words))
+
+    return make
+
+
+def sweep_over_three(folder):
+    path = write_sweep(folder / "s") / "sweep.json"
+    record = json.loads(path.read_text())
+    record["grid"]["seed"] = ["0"]
+    for point in record["points"]:
+        point["point"]["seed"] = "0"
+    path.write_text(json.dumps(record))
+
+
+def evaluated(**changes):
+    """An evaluation whose report says otherwise; None is what it does not say."""
+
+    def make(folder):
+        report = write_evaluation(folder / "e", count=20, target="net.pt") | changes
+        kept = {key: value for key, value in report.items() if value is not None}
+        (folder / "e" / "report.json").write_text(json.dumps(kept))
+
+    return make
+
+
+def gallery(**options):
+    def make(folder):
+        write_evaluation(folder / "e", count=20, gallery=False)
+        write_gallery(folder / "e" / "gallery.npz", count=2, **options)
+
+    return make
+
+
+def different_by(noise):
+    def make(folder):
+        write_evaluation(folder / "e", count=20)
+        path = folder / "e" / "gallery.npz"
+        with np.load(path) as arrays:
+            kept = dict(arrays)
+        kept["images"] = np.zeros_like(kept["images"])
+        np.savez(path, **(kept | {"adversarial": kept["images"] + np.uint8(noise)}))
+
+    return make
+
+
+def at_eps(written, value):
+    points = [{"eps": eps, "written": text, "accuracy": 50} for eps, text in ((value, written), (2.0, "2.0"))]
+    return evaluated(eps=[{"written": written, "value": value}], curves={"pgd10": points})
+
+
+def on(name, **more):
+    return {"name": name, "split": "test", "count": 20} | more
+
+
+NOTE = "AutoAttack ran without its part apgd-t, whose loss needs 4 classes; this model has 3."
+TF32 = "float32 (no TF32); attacks searched with TF32"
+GRID = "--grid emr.weight=0.1,0.3,1 --grid emr.temperature=0.1,1,40"
+TIMES = "\N{MULTIPLICATION SIGN}"
+IN_MEMORY = ["<code>widemargin evaluate"]
+PAGES = {
+    "no alarms": (evaluated(), ["No alarms in 1 evaluation.", "net.pt"], ["apgd-t, whose"]),
+    "no alarms but in training": (calm_with_alarms_in_training, ['class="alarm-name"', "No alarms in 1"], []),
+    "no alarms in training": (lambda f: write_run(f / "calm", epochs=2), [], ['id="alarms-title"']),
+    "a note": (evaluated(notes=[NOTE]), ["No alarms in 1", f"cifar-resnet18/at: {NOTE}", '<h2 id="results-title"'], []),
+    "just begun": (
+        just_begun,
+        [
+            "1 run and 1 evaluation, 2 of them unfinished",
+            "cifar-resnet18/at: no image is judged yet: as watched in training",
+            "cifar10, test, 0 images",
+        ],
+        ["not evaluated"],
+    ),
+    "a line cut off": (
+        write_everything,
+        ["1 of them unfinished", "72 of 100", "unfinished, last line cut off"],
+        [],
+    ),
+    "a run alone": (lambda f: write_run(f / "run"), ["Watched attack", "not evaluated: as watched in training"], []),
+    "many runs": (many_runs, ["the first 16 of 18 runs", "dashed", "cifar-resnet18/at · run-17"], []),
+    "no gallery": (lambda f: write_evaluation(f / "e", count=20, gallery=False), [], ['id="gallery"']),
+    "a gray gallery": (gallery(channels=1), ["Attacked with AutoAttack. The difference", *["<img"] * 6], []),
+    "a gallery at an eps": (gallery(attack="pgd20@8/255"), ["Attacked with PGD-20 at eps 8/255. The difference"], []),
+    "a large difference": (
+        different_by(255),
+        ["shown around gray, as large as it is"],
+        ["amplified 1 ", f"{TIMES}1<"],
+    ),
+    "a small difference": (
+        different_by(8),
+        ["amplified 15 times", f"{TIMES}15<"],
+        ["amplified 1 times"],
+    ),
+    "a whole eps": (at_eps("1.0", 1.0), ["<td>1.0</td>"], ["= 1.0", '<span class="below">1</span>']),
+    "a fraction": (at_eps("8/255", 8 / 255), ["<td>8/255 = 0.031373</td>"], ['<span class="below">1</span>']),
+    "a sweep": (
+        lambda f: write_sweep(f / "s"),
+        ["8 of 9 points are done", '<table class="heat">', f"widemargin sweep cifar-resnet18/at-emr {GRID} --out "],
+        ['id="results"', 'id="training"'],
+    ),
+    "a sweep over three settings": (sweep_over_three, ["Place"], ['<table class="heat">']),
+    "changed settings": (
+        changed_run("epochs = 100", "epochs = 3"),
+        ["changed from the recipe: epochs=3", "widemargin train cifar-resnet18/at --set epochs=3 --out "],
+        [],
+    ),
+    "a run of no recipe": (changed_run("cifar-resnet18/at", "mine"), ["run/config.toml --out "], ["--set"]),
+    "a model in memory": (evaluated(target="a model in memory"), ["widemargin report"], IN_MEMORY),
+    "data in memory": (evaluated(data=on("tensors in memory")), ["widemargin report"], IN_MEMORY),
+    "the path of the data": (
+        evaluated(data=on("own.npz", source="my data/own.npz")),
+        ["--dataset 'my data/own.npz'"],
+        [],
+    ),
+    "how weights are read": (
+        evaluated(head_scale=15.0, normalize="0.5,0.25", eps=[{"written": "0.0313725", "value": 8 / 255}]),
+        [f"--eps {8 / 255!r} ", "--head-scale 15.0 --normalize 0.5,0.25"],
+        [],
+    ),
+    "TF32": (evaluated(search="tf32", precision="any words"), ["--search tf32"], []),
+    "float32": (evaluated(search="float32", precision="attacks searched with TF32"), [], ["--search"]),
+    "an older TF32": (evaluated(search=None, precision=TF32), ["--search tf32"], []),
+    "the oldest TF32": (evaluated(search=None, precision=TF32.replace("attacks", "AutoAttack")), ["--search tf32"], []),
+    "an older float32": (evaluated(search=None, precision="float32 (no TF32)"), [], ["--search"]),
+}
+
+
+@pytest.mark.parametrize(("make", "said", "unsaid"), PAGES.values(), ids=PAGES)
+def test_the_page_says_in_this_order(tmp_path, make, said, unsaid):
+    make(tmp_path)
+    text = page_of(tmp_path)
+    plain = html.unescape(re.sub('<span class="option">(.*?)</span>', r"\1", text))
+    at = 0
+    for words in said:
+        assert words in plain[at:], words
+        at = plain.index(words, at) + len(words)
+    assert [words for words in unsaid if words in plain] == []
+
+
+def test_alarms_of_a_run_that_nobody_evaluated(tmp_path):
+    write_run(tmp_path / "run", epochs=2, alarms={2: ["from-a-later-version"]})
+    (box,) = boxes_of(page_of(tmp_path))
+    assert box == "from-a-later-version training of cifar-resnet18/at (epoch 2)"
 
 
 EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"
@@ -431,55 +463,6 @@ def test_nothing_from_a_file_becomes_markup(tmp_path):
     markdown = (tmp_path.parent / f"{tmp_path.name}-out" / "report.md").read_text()
     outside = re.sub(r"```.*?```", "", markdown, flags=re.DOTALL)
     assert not re.search(r"(?<!\\)<script", outside)
-
-
-def test_many_runs_share_a_chart_up_to_a_point(tmp_path):
-    for number in range(18):
-        write_run(tmp_path / f"run-{number}", epochs=2)
-    text = page_of(tmp_path)
-    assert "the first 16 of 18 runs" in text
-    assert "cifar-resnet18/at · run-17" in text
-    assert "dashed" in text
-
-
-def test_a_gray_gallery(tmp_path):
-    write_evaluation(tmp_path / "e", count=20, gallery=False)
-    assert "gallery" not in sections(page_of(tmp_path))
-    write_gallery(tmp_path / "e" / "gallery.npz", count=2, channels=1)
-    text = page_of(tmp_path)
-    assert text.count("<img") == 6
-    assert "Attacked with AutoAttack. The difference" in text
-
-
-def test_a_gallery_names_its_attack_and_eps(tmp_path):
-    write_evaluation(tmp_path / "e", count=20, gallery=False)
-    write_gallery(tmp_path / "e" / "gallery.npz", count=2, attack="pgd20@8/255")
-    assert "Attacked with PGD-20 at eps 8/255. The difference" in page_of(tmp_path)
-
-
-@pytest.mark.parametrize(("noise", "said"), [(255, "shown around gray, as large as it is"), (8, "amplified 15 times")])
-def test_a_difference_is_amplified_where_that_makes_it_larger(tmp_path, noise, said):
-    write_evaluation(tmp_path / "e", count=20)
-    path = tmp_path / "e" / "gallery.npz"
-    with np.load(path) as arrays:
-        kept = dict(arrays)
-    kept["images"] = np.zeros_like(kept["images"])
-    np.savez(path, **(kept | {"adversarial": kept["images"] + np.uint8(noise)}))
-    text = page_of(tmp_path)
-    assert said in text
-    assert "amplified 1 times" not in text
-    assert "difference \N{MULTIPLICATION SIGN}1<" not in text
-
-
-@pytest.mark.parametrize(("written", "value", "said"), [("1.0", 1.0, "1.0"), ("8/255", 8 / 255, "8/255 = 0.031373")])
-def test_an_eps_is_explained_where_it_is_a_fraction(tmp_path, written, value, said):
-    points = [{"eps": eps, "written": text, "accuracy": 50} for eps, text in ((value, written), (2.0, "2.0"))]
-    eps = [{"written": written, "value": value}]
-    write_evaluation(tmp_path / "e", count=20, eps=eps, curves={"pgd10": points})
-    text = page_of(tmp_path)
-    assert said in Tree(text).cells
-    assert '<span class="below">1</span>' not in text
-    assert "= 1.0" not in text
 
 
 def test_the_page_is_the_same_each_time(everything):
