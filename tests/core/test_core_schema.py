@@ -1,7 +1,6 @@
 """Numbers that remember how they were written."""
 
 import copy
-import json
 import pickle
 
 import pytest
@@ -65,7 +64,3 @@ def test_what_is_no_finite_number(texts: list[str], what: str) -> None:
     for text in texts:
         with pytest.raises(InputError, match=rf"is not {what}; write 0.031 or 8/255"):
             LiteralFloat(text)
-
-
-def test_json_holds_the_number() -> None:
-    assert json.loads(json.dumps([float(LiteralFloat("8/255"))])) == [8 / 255]

@@ -1,16 +1,17 @@
 """An attack and a penalty in somebody's own loop with DistributedDataParallel or FSDP, in processes of their own."""
 
-import subprocess
 import sys
 
+from processes import start
+
 TWO = """
-import os, sys, torch, torch.distributed as dist, torch.nn.functional as F
+import os, torch, torch.distributed as dist, torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from widemargin import PGD, ExactEMR, InputError, StochasticEMR, effective_margin
 
-rank = int(sys.argv[2])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
 emr, images = ExactEMR(), torch.rand(4, 15, generator=torch.Generator().manual_seed(1)).double()
 
 class Net(nn.Sequential):
@@ -126,9 +127,6 @@ os._exit(0)
 """
 
 
-def test_two_processes_agree_or_are_told_that_they_would_not(tmp_path):
-    commands = [[sys.executable, "-c", TWO, str(tmp_path / "meeting"), str(rank)] for rank in range(2)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    running = [subprocess.Popen(command, **pipes) for command in commands]
-    answers = [process.communicate(timeout=300) for process in running]
-    assert [output for output, _ in answers] == ["as it should be\n"] * 2, answers[0][1]
+def test_two_processes_agree_or_are_told_that_they_would_not():
+    answers = start([sys.executable, "-c", TWO])
+    assert [answer.stdout for answer in answers] == ["as it should be\n"] * 2, answers[0].stderr

@@ -14,10 +14,9 @@ from run_cases import STEPS, tiny
 from torch import nn
 
 from widemargin import InputError
-from widemargin.attacks.threat import L2, Linf
 from widemargin.config.checkpoint import load_checkpoint
 from widemargin.core import randomness
-from widemargin.core.batch_share import batch_mean, batch_size, part_of_mean, share_of, sharing, sums_over_processes
+from widemargin.core.batch_share import share_of, sharing
 from widemargin.distributed.group import LIMIT, Waiting, connect, fresh_part
 from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.training import run_folder, train
@@ -34,26 +33,6 @@ def test_shares_are_the_batch(total: int, processes: int) -> None:
         assert list(chain(*rows)) == list(range(total))
         assert max(map(len, rows)) - min(map(len, rows)) <= 1
     assert sum(len(part) * share.weight for part, share in zip(rows, found, strict=True)) == pytest.approx(total)
-
-
-def test_a_process_alone_shares_nothing() -> None:
-    assert share_of(7, rank=0, processes=1) is None
-    values = torch.rand(5)
-    assert batch_size(5) == 5
-    assert torch.equal(batch_mean(values), values.mean())
-    assert torch.equal(part_of_mean(values), values.mean())
-    assert sums_over_processes({"loss": values}) == {"loss": values}
-
-
-@pytest.mark.parametrize("threat", [Linf(eps=0.1), L2(eps=1.0)])
-def test_random_starts_are_rows_of_the_whole(threat: Linf | L2) -> None:
-    x = torch.rand(7, 3, 4, 4)
-    whole = threat.random(x, randomness.derived(1, "attack"))
-    for rank in range(3):
-        share = share_of(7, rank=rank, processes=3)
-        with sharing(share):
-            mine = threat.random(x[share.rows], randomness.derived(1, "attack"))
-        torch.testing.assert_close(mine, whole[share.rows], rtol=1e-6, atol=1e-8)
 
 
 def test_random_numbers_for_another_batch_are_refused() -> None:

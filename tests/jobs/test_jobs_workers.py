@@ -146,15 +146,6 @@ def test_who_does_not_listen_is_killed(crew, monkeypatch):
     assert "stopped; it can go on" in crew.said.getvalue()
 
 
-@pytest.fixture
-def interruptible():
-    """As in a terminal: a shell's background jobs, and the processes that they start, ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_stops_all(crew):
     with pytest.raises(KeyboardInterrupt):
         crew.work(st_emr="interrupt the parent", at_emr="wait")
@@ -209,7 +200,6 @@ def load_weights_of(folder: Path) -> dict[str, list[float]]:
     return {name: tensor.tolist() for name, tensor in load_file(folder / "run" / "last.safetensors").items()}
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_children_too(tmp_path):
     rows = ("--rows", "at-emr,at-wd0.01,st-emr", "--out", str(tmp_path))
     command = [sys.executable, "-m", "widemargin", *COMMAND, *rows]

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -305,31 +304,6 @@ def test_what_a_kill_leaves_of_the_first_file_does_not_take_the_folder(tiny, tmp
     assert (tmp_path / name).exists() == (OTHER_MACHINE in name)  # who may still be writing
 
 
-@contextmanager
-def child(program, *arguments):
-    """A process that has said its first line; it is killed in the end."""
-    command = [sys.executable, "-c", program, *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_a_folder_is_held_by_one_process_at_a_time_and_let_go_by_a_kill(tmp_path):
-    program = "import sys; from pathlib import Path; from widemargin.core.files import folder_lock\n"
-    program += "with folder_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-    says = r"another process works in .*; wait for it to end, or choose another folder"
-    with child(program, tmp_path) as said:
-        assert said == "held"
-        with pytest.raises(InputError, match=says):
-            files.folder_lock(tmp_path).__enter__()
-    with files.folder_lock(tmp_path):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_that_cannot_be_opened_or_locked_is_told(tmp_path, monkeypatch):
     with (
         pytest.raises(InputError, match=r"cannot open the folder .*absent: No such file or directory; choose another"),
@@ -387,11 +361,15 @@ write_atomic(Path(sys.argv[1]), write)
 
 def test_the_partial_file_of_another_process_goes_when_that_process_is_gone(tmp_path):
     path = tmp_path / "a"
-    with child(WRITING, path) as partial:
-        assert Path(partial).read_text() == "half"
-        files.make_folder(tmp_path)
-        write_text_atomic(path, "a")
-        assert Path(partial).exists()
+    command = [sys.executable, "-c", WRITING, path]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    partial = Path(child.stdout.readline().strip())
+    assert partial.read_text() == "half"
+    files.make_folder(tmp_path)
+    write_text_atomic(path, "a")
+    assert partial.exists()
+    child.kill()
+    child.communicate()
     write_text_atomic(path, "b")
     assert list(tmp_path.iterdir()) == [path]
 

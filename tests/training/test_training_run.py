@@ -107,18 +107,6 @@ def test_emr_taken_every_second_step_is_averaged_over_the_samples_it_saw(tiny, t
     assert lines[1] == pytest.approx(lines[0], rel=0.2)  # a wrong count would halve it
 
 
-def test_the_configuration_is_written_before_anything_else(tiny, tmp_path, monkeypatch):
-    found = []
-
-    def looking(*args, **kwargs):
-        found.append(sorted(path.name for path in (tmp_path / "run").iterdir()))
-        return load_splits(*args, **kwargs)
-
-    monkeypatch.setattr(trainer, "load_splits", looking)
-    train(tiny("epochs=1"), out=tmp_path / "run")
-    assert found == [["config.toml"]]
-
-
 def test_a_finished_run_is_left_as_it_is(tiny, tmp_path, left_in):
     train(tiny(), out=tmp_path)
     before = contents(tmp_path)

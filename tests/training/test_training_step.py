@@ -13,10 +13,9 @@ from widemargin import PGD, ApproximateEMR, ExactEMR, InputError, StochasticEMR
 from widemargin.data import Batch
 from widemargin.objectives import Adversarial, Standard
 from widemargin.regularizers import Penalty
-from widemargin.schedules import Constant, OneCycle, Steps
+from widemargin.schedules import OneCycle, Steps
 from widemargin.training import StepContext, train_step
 from widemargin.training.state import TrainState
-from widemargin.training.step import set_learning_rate
 from widemargin.types import Nets
 
 START = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=4)
@@ -205,11 +204,3 @@ def test_a_step_depends_on_its_moment_and_on_nothing_else(regularizer: Approxima
     others = [replace(START, step=1), replace(START, epoch=1), replace(START, seed=1)]
     assert len({str(total(context)) for context in [START, *others]}) == 4
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_moments_and_learning_rates() -> None:
-    assert StepContext(seed=0, epoch=3, step=1, steps_per_epoch=4).passed == 3.25
-    optimizer = torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)]}], lr=0.1)
-    set_learning_rate(optimizer, 0.05)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.05]
-    assert Constant()(StepContext(seed=0, epoch=3, step=1, steps_per_epoch=4).passed) == 1
