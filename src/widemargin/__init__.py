@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from widemargin.attacks.pgd import FGSM, PGD
+    from widemargin.certificates.margin import certified_margin
     from widemargin.evaluation.evaluator import evaluate
     from widemargin.evaluation.report import Report
     from widemargin.evaluation.target import load
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
 
 _PLACES = {
+    "certified_margin": "certificates",
     "FGSM": "attacks",
     "PGD": "attacks",
     "Report": "evaluation",
@@ -61,6 +63,7 @@ __all__ = [
     "StochasticEMR",
     "WidemarginWarning",
     "__version__",
+    "certified_margin",
     "effective_margin",
     "evaluate",
     "load",

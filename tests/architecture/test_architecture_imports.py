@@ -17,7 +17,7 @@ LEVELS = (  # below them core, types and errors
     ("losses", "schedules", "data"),
     ("gradients", "heads", "attacks"),
     ("distributed", "margins"),
-    ("regularizers", "models", "objectives"),
+    ("regularizers", "models", "objectives", "certificates"),
     ("config",),
     ("engine",),
     ("evaluation",),

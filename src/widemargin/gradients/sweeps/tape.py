@@ -13,7 +13,7 @@ replaced wherever it is used again.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -59,17 +59,25 @@ def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor
     ``trained`` are the names of the parameters whose gradients will be asked for.
     """
     _check_hooks(model)
-    recorder = _Recorder(model, x, trained)
-    try:
-        with eager_operators(), torch.enable_grad(), recorder:
-            logits = recorder.current(model(recorder.images))
-    except (RuntimeError, AssertionError) as error:  # such as a hook on an activation: here it has no graph
-        raise NotSweepable(f"the forward pass: {error}") from None
+    recorder = _Recorder(model, x, trained, layer_of)
+    logits = recorder.run()
     tape = _tidied(Tape(recorder.entries, recorder.finish(logits), frozenset(recorder.read)))
     _check_trains(tape)
     if any(isinstance(entry.layer, Operator) for entry in tape.entries):
         _check_transforms()
     return logits, tape
+
+
+def record_calls(model: nn.Module, x: Tensor) -> tuple[Tensor, list[tuple[tuple[int, ...], int, Call]], int]:
+    """(logits, the calls of operators from the images on, in order, the number of the logits), for other readers.
+
+    A call comes with the numbers of its inputs that depend on the images, and of its result. What holds at these images
+    alone is refused: a comparison of activations, a branch taken on their numbers.
+    """
+    recorder = _CallRecorder(model, x, frozenset(), lambda call: call)
+    logits = recorder.run()
+    calls: list[Any] = [(entry.inputs, entry.output, entry.layer) for entry in recorder.entries]
+    return logits, calls, recorder.finish(logits)
 
 
 def _check_hooks(model: nn.Module) -> None:
@@ -118,8 +126,9 @@ class _Recorder(TorchFunctionMode):
     may be used. A tensor that is none of these came about in a way that was not seen, and may not be used.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, trained: frozenset[str]) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, trained: frozenset[str], layer_of: Callable[[Call], Any]) -> None:
         super().__init__()
+        self.model, self.layer_of = model, layer_of
         self.images = x.detach()
         self.entries: list[Entry] = []
         named = dict(model.named_parameters())
@@ -133,6 +142,15 @@ class _Recorder(TorchFunctionMode):
         self.aliased: set[int] = {id(self.images)}
         self.alive: list[Any] = [self.images, *named.values(), *model.buffers()]
         self.versions = [(self.images, _version(self.images))]
+
+    def run(self) -> Tensor:
+        """The model's forward, seen."""
+        try:
+            with eager_operators(), torch.enable_grad(), self:
+                logits: Tensor = self.current(self.model(self.images))
+        except (RuntimeError, AssertionError) as error:  # such as a hook on an activation: here it has no graph
+            raise NotSweepable(f"the forward pass: {error}") from None
+        return logits
 
     def current(self, value: Any) -> Any:
         """The same arguments with every tensor that was changed in place replaced."""
@@ -206,7 +224,7 @@ class _Recorder(TorchFunctionMode):
             raise NotSweepable(f"{name or func} of a tensor computed from parameters, or from outside the model")
         call = Call(name, func, args, options, self._depends, lambda t: self.parameters.get(id(t)), self._snapshot)
         with torch.no_grad():
-            layer = layer_of(call)
+            layer = self.layer_of(call)
             result = call.result
         if not any(result is tensor for tensor in tensors):
             self._enter(result, [tensor for tensor in tensors if self._depends(tensor)], layer)
@@ -233,6 +251,20 @@ class _Recorder(TorchFunctionMode):
     def _snapshot(self, constant: Tensor) -> Tensor:
         """Weights as they are: autograd notices when they change. Of anything else a copy."""
         return constant if id(constant) in self.weights else constant.clone()
+
+
+_METADATA = {"size", "dim", "ndimension", "numel", "nelement", "stride", "get_device", "element_size", "is_contiguous"}
+_METADATA |= {"is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg", "is_inference", "__len__", "__get__"}
+
+
+class _CallRecorder(_Recorder):
+    """Derivatives at the images may take a mask for a constant; what is to hold around them may not."""
+
+    def _off_the_tape(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if any(map(self._depends, tensors)) and name not in _METADATA:
+            raise NotSweepable(f"no rule for {name} of an activation")
+        return super()._off_the_tape(func, args, options, tensors)
 
 
 def _refuse_effects(func: Function, options: dict[str, Any]) -> None:
