@@ -21,7 +21,6 @@ from paper.plans import ACCURACY, CurvePlan, GroupPlan, Line, Panel
 from paper.rows import decay_title, kind_of, method_title, row_order
 from paper.style import (
     BLUE,
-    Stroke,
     best_clean,
     how_well,
     is_collapsed,
@@ -261,25 +260,22 @@ def _draw_over_eps(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
     axes.set_title(panel.title)
     shown = [(line, found) for line in panel.lines if (found := _judged_over_eps(line, jobs))]
     curves = [(line, found, mean_curve(found)) for line, found in shown]
-    unit = _levels([radius for _, _, curve in curves for radius, _ in curve])
+    attacked = [radius for _, _, curve in curves for radius, _ in curve if radius.value > 0]
+    unit = LEVELS if all(radius.written.endswith(f"/{LEVELS}") for radius in attacked) else 1
     mark, words = _marked_eps(shown[0][1][0])
     best = best_clean(found for _, found in shown)
     for line, found, curve in curves:
         look = stroke(found, best=best, most=most)
-        _draw_curve(axes, curve, unit, line.color, look, _eps_label(line, found, curve, mark))
+        sizes, values = [radius.value * unit for radius, _ in curve], [value for _, value in curve]
+        label = _eps_label(line, found, curve, mark)
+        (drawn,) = axes.plot(sizes, values, color=line.color, linewidth=1.6, marker="o", markersize=3.5, label=label)
+        drawn.set(linestyle=look.style, alpha=look.alpha, clip_on=False)  # the points on the axes are drawn whole
     axes.axvline(mark * unit, color="black", linewidth=0.8, linestyle="--", zorder=1, label=f"{words} {mark:g}")
     axes.set(xlim=(0, None), ylim=(0, 100), ylabel=ACCURACY)
     axes.set_xlabel("eps (L∞)" if unit == 1 else f"eps (L∞), in 1/{LEVELS}")
     axes.grid(axis="y", color="#e9e9e9", linewidth=0.8)
     axes.set_axisbelow(True)
     legend_below(axes, width=WIDTH)
-
-
-def _draw_curve(axes: Axes, curve: EpsMeans, unit: int, color: str, look: Stroke, label: str) -> None:
-    """A point for each eps; the points on the axes are drawn whole."""
-    sizes, values = [radius.value * unit for radius, _ in curve], [value for _, value in curve]
-    (drawn,) = axes.plot(sizes, values, color=color, linewidth=1.6, marker="o", markersize=3.5, label=label)
-    drawn.set(linestyle=look.style, alpha=look.alpha, clip_on=False)
 
 
 def mean_curve(jobs: Sequence[CollectedJob]) -> EpsMeans:
@@ -290,11 +286,6 @@ def mean_curve(jobs: Sequence[CollectedJob]) -> EpsMeans:
     common = set.intersection(*(set(curve) for curve in found))
     sizes = sorted(common, key=lambda radius: radius.value)
     return [(radius, fmean(curve[radius] for curve in found)) for radius in sizes]
-
-
-def _levels(radii: Sequence[Radius]) -> int:
-    """What an eps is multiplied with on the axis."""
-    return LEVELS if all(radius.written.endswith(f"/{LEVELS}") for radius in radii if radius.value > 0) else 1
 
 
 def _marked_eps(job: CollectedJob) -> tuple[float, str]:
@@ -336,7 +327,8 @@ def _draw_histogram(axes: Axes, panel: Panel, jobs: Jobs, most: int) -> None:
     norm, width = counts[0][0].norm, counts[0][0].width
     shown = [(*member, kept) for member, kept in zip(members, counts, strict=True) if kept[0].norm == norm]
     best = best_clean(found for _, found, _ in shown)
-    low, high = _bins_shown([_all_seeds(kept) for _, _, kept in shown])
+    lows, highs = zip(*(_inner_bins(_all_seeds(kept)) for _, _, kept in shown), strict=True)
+    low, high = min(*lows, 0), max(*highs, 1)
     merged = max(1, -(-(high - low) // BARS))
     for line, found, kept in shown:
         bins, without = _all_seeds(kept), sum(member.without for member in kept)
@@ -362,13 +354,8 @@ def _all_seeds(found: Sequence[Counts]) -> Bins:
     return dict(bins)
 
 
-def _bins_shown(members: Sequence[Bins]) -> tuple[int, int]:
-    """Where nearly all images of each line are, zero included."""
-    lows, highs = zip(*(_inner_bins(bins) for bins in members), strict=True)
-    return min(*lows, 0), max(*highs, 1)
-
-
 def _inner_bins(bins: Bins) -> tuple[int, int]:
+    """Where nearly all images are."""
     total, seen, inside = sum(bins.values()), 0, []
     for edge in sorted(bins):
         if seen + bins[edge] > TAIL * total and seen < (1 - TAIL) * total:

@@ -34,7 +34,7 @@ from paper.tables import (
 )
 from paper.tree import FIGURES, NOTES, PAGE, CollectedJob, read_tree
 from widemargin.core.files import make_folder, write_text_atomic
-from widemargin.core.records import Fields, read_text
+from widemargin.core.records import read_text
 from widemargin.report.compare import differences
 from widemargin.report.pictures import save_picture
 from widemargin.report.tables import plain_text
@@ -203,11 +203,13 @@ def _alarms(job: CollectedJob) -> list[str]:
 
 def circumstances(jobs: Sequence[CollectedJob]) -> str:
     """Each kind that occurs, the most frequent first, with how many jobs have it where they differ."""
+    tables = (job.result.table("versions").words() for job in jobs)
+    versions = (", ".join(f"{name} {number}" for name, number in sorted(t.items())) or "unknown" for t in tables)
     parts = [
         f"Hardware: {kinds(job.result.text('device', 'unknown') for job in jobs)}.",
         f"Trained with: {kinds(job.result.text('engine', 'unknown') for job in jobs)}.",
         f"Judged in: {kinds(job.evaluation.text('precision', 'unknown') for job in jobs)}.",
-        f"Versions: {kinds(_versions(job.result.table('versions')) for job in jobs)}.",
+        f"Versions: {kinds(versions)}.",
     ]
     trained = {(job.result.text("trained_as", job.recipe), job.seed): job for job in jobs}  # rows may share a run
     training = _hours(sum(job.result.number("training_seconds") or 0.0 for job in trained.values()))
@@ -215,10 +217,6 @@ def circumstances(jobs: Sequence[CollectedJob]) -> str:
     together = max(job.result.whole("workers") or 1 for job in jobs)
     shared = f", up to {together} jobs sharing the device" if together > 1 else ""
     return " ".join([*parts, f"Time of all jobs together: {training} of training, {judging} of judging{shared}."])
-
-
-def _versions(table: Fields) -> str:
-    return ", ".join(f"{name} {version}" for name, version in sorted(table.words().items())) or "unknown"
 
 
 def _hours(seconds: float) -> str:

@@ -106,7 +106,8 @@ def demo_figure(
         grid = bottom.subplots(1 + len(twins), columns, squeeze=False)
         _row(grid[0], clean, "clean\n(true label)", [(str(int(label)), "black") for label in labels])
         for row, (name, twin) in zip(grid[1:], twins.items(), strict=True):
-            said = [_said(int(p), int(y)) for p, y in zip(twin.predictions, labels, strict=True)]
+            pairs = zip(twin.predictions.tolist(), labels.tolist(), strict=True)
+            said = [(f"{p} {CHECK}", RIGHT) if p == y else (f"{p} {CROSS}", WRONG) for p, y in pairs]
             _row(row, twin.images, f"{name},\n{attack}: {twin.accuracy:.1f}%\nof all test digits", said)
         bottom.suptitle(
             f"Digits, their adversarial twins ({attack}, L∞ eps {eps:g}), and what each model calls them",
@@ -116,12 +117,6 @@ def demo_figure(
             fontsize=11,
         )
     return figure
-
-
-def _said(prediction: int, label: int) -> tuple[str, str]:
-    """(what the model calls the digit, with a mark; the color)"""
-    mark, color = (CHECK, RIGHT) if prediction == label else (CROSS, WRONG)
-    return f"{prediction} {mark}", color
 
 
 def _row(row: "list[Axes]", images: Tensor, name: str, captions: list[tuple[str, str]]) -> None:

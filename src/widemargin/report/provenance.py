@@ -98,10 +98,6 @@ def _data(evaluation: Evaluation) -> str:
     return _joined(evaluation.data, evaluation.split if evaluation.data else "", count)
 
 
-def _eps(evaluation: Evaluation) -> str:
-    return "; ".join(f"{r.written} = {r.value:.6f}" if "/" in r.written else r.written for r in evaluation.eps)
-
-
 def _step_size(evaluation: Evaluation) -> str:
     if not any(name.startswith("pgd") for name in evaluation.attacks):
         return ""
@@ -123,7 +119,7 @@ FACTS: Mapping[str, Callable[[Evaluation], str]] = {
     "State": lambda e: "finished" if e.finished else "unfinished",
     "Attacks": lambda e: ", ".join(map(attack_title, e.attacks)),
     "Norm": lambda e: norm_title(e.norm),
-    "Eps": _eps,
+    "Eps": lambda e: "; ".join(f"{r.written} = {r.value:.6f}" if "/" in r.written else r.written for r in e.eps),
     "PGD step size": _step_size,
     "Seed": lambda e: "" if e.seed is None else str(e.seed),
     "Cut into": _cut_into,
