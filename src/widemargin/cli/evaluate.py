@@ -14,6 +14,7 @@ from widemargin.attacks.names import AUTOATTACK
 from widemargin.cli.options import (
     Attacks,
     BatchSize,
+    Certify,
     DataDir,
     Dataset,
     Device,
@@ -62,6 +63,7 @@ def evaluate(
     dataset: Dataset = None,
     split: SplitName = "test",
     distance: Distance = None,
+    certify: Certify = None,
     limit: Limit = None,
     seed: Seed = 0,
     shard_size: ShardSize = SHARD_SIZE,
@@ -99,6 +101,7 @@ def evaluate(
             shard_size=shard_size,
             batch_size=batch_size,
             distance=distance or False,
+            certify=certify or False,
             search=search,
             limit=limit,
             subject=found.subject,
@@ -228,6 +231,15 @@ def _print_measured(console: Console, report: Report) -> None:
             console,
             f"distance ({record['norm']}) to the nearest adversarial image: median {distance['median']:.4g}{shown}; "
             f"{_winners(distance)}",
+        )
+    certified = record["certified"]
+    if certified is not None:
+        median = "none" if certified["median"] is None else f"{certified['median']:.4g}"
+        at = ", ".join(f"{share:.2f}% at {eps}" for eps, share in certified["accuracy"].items())
+        say(
+            console,
+            f"certified radius ({record['norm']}) of the first {certified['count']:,} images: median {median} if "
+            f"classified right; certified accuracy {at}",
         )
 
 

@@ -120,6 +120,14 @@ Distance = Annotated[
         show_default=False,
     ),
 ]
+Certify = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|all",
+        help="Also a proven radius for each of the first N images, or of all: without adversarial images inside.",
+        show_default=False,
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the attacks' random numbers.")]
 ShardSize = Annotated[int, typer.Option(help="Images finished and written down together.")]
 BatchSize = Annotated[int, typer.Option(help="Images attacked at once.")]

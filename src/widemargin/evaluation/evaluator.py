@@ -28,6 +28,7 @@ from widemargin.distributed.group import Processes, evaluation_processes
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import alarms_of_model, alarms_of_numbers, alarms_of_undecided
 from widemargin.evaluation.autoattack import LEAST_HEIGHT_IN_L2, undisturbed
+from widemargin.evaluation.certified import alarms_of_certificates, check_certifiable, wanted
 from widemargin.evaluation.folder import IN_MEMORY, ModelInfo
 from widemargin.evaluation.gallery import GALLERY
 from widemargin.evaluation.judge import Float32Classifier, Judge
@@ -80,6 +81,7 @@ def evaluate(
     shard_size: int = SHARD_SIZE,
     batch_size: int = BATCH_SIZE,
     distance: bool | str = False,
+    certify: bool | int | str = False,
     margins: bool = True,
     sanity: bool = True,
     search: str = "float32",
@@ -92,7 +94,8 @@ def evaluate(
     """Judge ``model`` on ``data``: images in [0, 1] and labels, a data set's name, or batches of them.
 
     FGSM and PGD start at the image and attack every example; AutoAttack's parts attack the survivors of the parts
-    before. ``search="tf32"`` lets attacks search faster on a GPU; what they find is checked in float32. With ``out``
+    before. ``search="tf32"`` lets attacks search faster on a GPU; what they find is checked in float32. ``certify``, of
+    all images or of so many first ones, adds radii that are proven (``certified_margin``). With ``out``
     every finished piece is written down and the same call goes on where it stopped. The model, its mode, its gradients
     and the global random state are left as they were.
     """
@@ -110,6 +113,7 @@ def evaluate(
                 shard_size=shard_size,
                 batch_size=batch_size,
                 distance=method_named(distance),
+                certify=wanted(certify),
                 margins=margins,
                 sanity=sanity,
                 search=search,
@@ -174,6 +178,8 @@ def _evaluate(
             raise InputError("evaluate: the data is empty; give at least one example")
         classifier = Float32Classifier(model, flat=first.flat)
         logits = _check_inputs(classifier, first, settings, device)
+        if settings.certify is not None:
+            check_certifiable(classifier, first.images[:1].to(device), first.labels[:1].to(device), settings.norm)
         if group.first:
             _check_answers(classifier, first, logits, store, device)
     numbers: list[int] = []
@@ -232,6 +238,8 @@ def _identity(model: nn.Module, settings: EvaluationSettings, subject: ModelInfo
     table["distance"] = {None: False, ONLY_FAB: True}.get(settings.distance, settings.distance)  # as earlier versions
     if [settings.step_size] == [eps / 4 for eps in sizes]:
         table["step_size"] = None  # eps/4 said aloud
+    if settings.certify is None:
+        del table["certify"]  # as in the records of versions that knew none
     if settings.search == "float32":
         del table["search"]  # as in the records of versions that knew no other
     else:  # there were versions in which TF32 was for AutoAttack alone, and some in which nothing was pushed
@@ -364,6 +372,7 @@ def _report(
             *alarms,
             *alarms_of_undecided(report.undecided),
             *alarms_of_numbers(report.accuracy, settings, report.count),
+            *alarms_of_certificates(report.certified, report.distance, report.attacked),
         ],
         notes=notes_on(subject)
         + notes_for(settings, classes, report.refuted, report.again)

@@ -14,7 +14,7 @@ from widemargin.core.records import DIGEST, Digested, Fields, Lines, Record, cha
 from widemargin.errors import InputError
 
 EXAMPLES = "examples.jsonl"
-KEYS = ("verdicts", "prediction", "label", "margin", "distance", "broken_by", "broken_at")
+KEYS = ("verdicts", "prediction", "label", "margin", "distance", "certified", "broken_by", "broken_at")
 """What columns are made of."""
 AGAIN = "remove it, and the same evaluation judges its images again"
 
@@ -29,6 +29,8 @@ class Examples:
     broken_by: Sequence[str | None]
     broken_at: Sequence[Mapping[str, str]]
     """By eps as written, the part of AutoAttack that broke it there; empty in files from before it was kept."""
+    certified: Sequence[float | None] = ()
+    """Radii that are proven."""
 
     def __len__(self) -> int:
         return len(self.correct)
@@ -56,17 +58,25 @@ def read_examples(path: Path, digest: str = "") -> Examples | None:
 
 def columns(path: Path, lines: Iterable[Mapping[str, Any]]) -> Examples | None:
     """Turn the lines, of which one at a time is held, into columns; None without any."""
-    margins, distances, correct, broken_by, broken_at = [], [], [], [], []
+    margins, distances, certified, correct, broken_by, broken_at = [], [], [], [], [], []
     for number, line in enumerate(lines, start=1):
         row = Fields(path, line, f"line {number}: ")
         margins.append(_finite(row, "margin"))
         distances.append(_finite(row, "distance"))
+        certified.append(row.number("certified"))
         correct.append(_clean_verdict(row))
         broken_by.append(row.text("broken_by") or None)
         broken_at.append(row.table("broken_at").words())
     if not correct:
         return None
-    return Examples(margins=margins, distances=distances, correct=correct, broken_by=broken_by, broken_at=broken_at)
+    return Examples(
+        margins=margins,
+        distances=distances,
+        certified=certified,
+        correct=correct,
+        broken_by=broken_by,
+        broken_at=broken_at,
+    )
 
 
 def _finite(row: Fields, key: str) -> float | None:

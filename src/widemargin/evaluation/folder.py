@@ -90,6 +90,17 @@ class Distance:
     """Of how many correctly classified images each attack found the nearest adversarial one."""
 
 
+@dataclass(frozen=True)
+class Certified:
+    """Radii that are proven, of ``count`` first images: the median of those classified right, and the percentage of all
+    that are certified at each eps, by how it is written.
+    """
+
+    count: int
+    median: float | None
+    accuracy: Mapping[str, float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(ModelInfo):
     """An evaluation as it is read, from a ``report.json``, unfinished shards or a job's result: what a reader of the
@@ -120,6 +131,7 @@ class Evaluation(ModelInfo):
     margin_norm: str = "linf"
     """Of the examples' margins."""
     distance: Distance | None = None
+    certified: Certified | None = None
     alarms: Sequence[Alarm] | None = None
     """None where nobody looked for any."""
     notes: Sequence[str] = ()
@@ -204,6 +216,7 @@ def _evaluation(folder: Path, report: Fields, faults: list[str] | None) -> Evalu
         margins=[margins(report.table("margins").table(of), of, margin_norm) for of in report.table("margins").values],
         margin_norm=margin_norm,
         distance=_distance(report.table("distance")),
+        certified=_certified(report.table("certified")),
         alarms=[
             Alarm(row.text("name", "alarm"), row.text("message"), row.text("suggestion"))
             for row in report.tables("alarms")[:COLUMNS]
@@ -266,6 +279,12 @@ def _distance(row: Fields) -> Distance | None:
         row.text("method", Distance.method),
         {name: int(count) for name, count in row.table("found_by").numbers().items()},
     )
+
+
+def _certified(row: Fields) -> Certified | None:
+    if not row.values:
+        return None
+    return Certified(row.count("count") or 0, row.number("median"), accuracies(row.table("accuracy")))
 
 
 def curves(table: Fields) -> dict[str, list[tuple[Radius, float]]]:

@@ -22,6 +22,7 @@ from widemargin.core.precision import allowing_tf32, default_type
 from widemargin.core.records import Record
 from widemargin.errors import InputError
 from widemargin.evaluation.autoattack import PARTS, break_survivors, make_reference, parts_for
+from widemargin.evaluation.certified import ALL, certified_radii
 from widemargin.evaluation.distance import minimal_distance
 from widemargin.evaluation.minimal_norm import ONLY_FAB, NearestSearch
 from widemargin.evaluation.settings import EvaluationSettings, eps_text
@@ -190,7 +191,13 @@ class Judge:
         if settings.distance is not None:
             name = "distance" if settings.distance == ONLY_FAB else f"distance-{settings.distance}"
             pieces["distance"] = self._piece(shard, name, lambda: self._distance(x, y, classes))
+        if settings.certify is not None:
+            pieces["certified"] = self._piece(shard, "certified", lambda: {"values": self._certified(shard, x, y)})
         return pieces
+
+    def _certified(self, shard: Shard, x: Tensor, y: Tensor) -> list[Any]:
+        certify = self.settings.certify or ALL
+        return certified_radii(self.model, x, y, self.settings.norm, first=shard.first, certify=certify)
 
     def _distance(self, x: Tensor, y: Tensor, classes: int) -> Record:
         settings = self.settings

@@ -18,6 +18,7 @@ from widemargin.config.checkpoint import software_versions
 from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import percent
 from widemargin.evaluation.autoattack import FEWEST_FOR_APGD_T, PARTS, parts_for
+from widemargin.evaluation.certified import summarize_certified
 from widemargin.evaluation.distance import rank_correlation
 from widemargin.evaluation.folder import (
     FORMAT,
@@ -49,6 +50,8 @@ class Report:
     margin: Tensor | None
     distance: Tensor | None
     distance_by: tuple[str | None, ...] = ()
+    certified: Tensor | None = None
+    """(N,): proven radii, NaN where there is none."""
     """The attack that found each; None where the image is misclassified, and where none was found."""
     alarms: list[Alarm]
     notes: tuple[str, ...] = ()
@@ -64,6 +67,17 @@ class Report:
     undecided: dict[str, list[int]] = field(default_factory=dict)
     """By attack, the images that it made into ones without a prediction, which count as broken."""
     curves: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def attacked(self) -> dict[str, tuple[float, Tensor]]:
+        """By attack: its eps and what it left right."""
+        eps = {eps_text(eps): float(eps) for eps in self.settings.eps}
+        first = float(self.settings.eps[0])
+        return {
+            name: (eps.get(name.partition("@")[2], first), right)
+            for name, right in self.verdicts.items()
+            if name != "clean"
+        }
 
     def to_json(self) -> dict[str, Any]:
         """What ``report.json`` holds."""
@@ -84,6 +98,7 @@ class Report:
             "curves": self.curves,
             "margins": self._margins(),
             "distance": self._distance(),
+            "certified": self._certified(),
             "alarms": [asdict(alarm) for alarm in self.alarms],
             "notes": list(self.notes),
             "versions": software_versions(),
@@ -132,6 +147,12 @@ class Report:
             )
         )
 
+    def _certified(self) -> dict[str, Any] | None:
+        if self.certified is None:
+            return None
+        eps = {eps_text(eps): float(eps) for eps in self.settings.eps}
+        return asdict(summarize_certified(self.certified, self.verdicts["clean"], eps))
+
 
 def collect(
     store: Store,
@@ -162,6 +183,9 @@ def collect(
             if "distance" in example:
                 found = example["verdicts"]["clean"] and example["distance"] is not None
                 by.append(example.get("distance_by", ONLY_FAB if found else None))
+            if "certified" in example:
+                radius = example["certified"]
+                measured.setdefault("certified", []).append(float("nan") if radius is None else float(radius))
             for name in ("margin", "distance"):
                 if name in example:
                     endless = float("inf") if example["verdicts"]["clean"] else float("-inf")
@@ -169,7 +193,10 @@ def collect(
     _check_columns(verdicts, measured, settings, store.folder)
     flags = {name: torch.tensor(values, dtype=torch.bool) for name, values in verdicts.items()}
     accuracy = {name: percent(values) for name, values in flags.items()}
-    tensors = {name: torch.tensor(values, dtype=torch.float32) for name, values in measured.items()}
+    tensors = {
+        name: torch.tensor(values, dtype=torch.float64 if name == "certified" else torch.float32)
+        for name, values in measured.items()
+    }
     return Report(
         settings=settings,
         subject=subject,
@@ -178,6 +205,7 @@ def collect(
         margin=tensors.get("margin"),
         distance=tensors.get("distance"),
         distance_by=tuple(by),
+        certified=tensors.get("certified"),
         alarms=alarms,
         seconds=seconds,
         device=device,
@@ -195,9 +223,12 @@ def _check_columns(
 ) -> None:
     """Every example has every verdict and measurement that the settings ask for."""
     asked = {"clean", *(settings.label(name, eps) for name in settings.attacks for eps in settings.eps)}
-    asked |= {
-        name for name, wanted in (("margin", settings.margins), ("distance", settings.distance is not None)) if wanted
+    wishes = {
+        "margin": settings.margins,
+        "distance": settings.distance is not None,
+        "certified": settings.certify is not None,
     }
+    asked |= {name for name, wanted in wishes.items() if wanted}
     columns = verdicts | measured
     count = len(verdicts.get("clean", []))
     for name in sorted(asked | columns.keys()):

@@ -35,6 +35,8 @@ class EvaluationSettings:
     batch_size: int = BATCH_SIZE
     distance: str | None = None
     """One of ``minimal_norm.METHODS``."""
+    certify: str | int | None = None
+    """How many of the first images are certified, or "all"."""
     margins: bool = True
     sanity: bool = True
     search: str = "float32"
