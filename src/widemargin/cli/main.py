@@ -44,7 +44,7 @@ class Verb:
     def with_values(self, arguments: Sequence[str]) -> list[str]:
         """The arguments, with the value that an option by itself stands for."""
         found: list[str] = []
-        for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
             known = self.may_stand_alone.get(argument)
             found += [argument] if known is None or following in known else [argument, known[0]]
         return found
