@@ -23,6 +23,11 @@ BENCHMARKS = CommandLine(
             "emr_cost",
             "What each form of EMR costs on this machine's CPU, as ratios measured in one run.",
         ),
+        "distance": Verb(
+            "benchmarks.distance",
+            "distance",
+            "How short distances are and what they cost: each attack alone and the methods of --distance.",
+        ),
         "evaluator-overhead": Verb(
             "benchmarks.evaluator_overhead",
             "evaluator_overhead",

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from benchmarks.__main__ import BENCHMARKS
 
+from benchmarks import distance
 from widemargin.models import MODELS, MLPConfig
 
 SMALL = ("--model", "mlp", "--batch-size", "3", "--rounds", "2", "--device", "cpu")
@@ -99,6 +100,33 @@ def test_the_papers_table(command, small_mlp):
     assert "1.31" in answer.text
 
 
+SHORT = ("distance", "--images", "3", "--epochs", "1", "--train-images", "200")
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_distances_by_each_attack_and_method(command, monkeypatch, norm):
+    monkeypatch.setattr(distance, "MLP", lambda: MLPConfig(hidden=(16,)).build(image_shape=(1, 28, 28), num_classes=10))
+    rows = measured(command, *SHORT, "--norm", norm)["rows"]
+    alone = ["ddn-1z", "ddn-3z", "ddn-10z", "alma"] if norm == "l2" else []
+    expected = ["fab-t", *alone, "--distance full", "--distance quick"]
+    by_network = {name: [row for row in rows if row["network"] == name] for name in distance.NETWORKS}
+    for found in by_network.values():
+        assert [row["attack"] for row in found] == expected
+        assert [row["share_of_fab"] for row in found] == [
+            pytest.approx(row["seconds"] / found[0]["seconds"]) for row in found
+        ]
+        full = found[expected.index("--distance full")]
+        assert all(full["median"] <= row["median"] for row in found if row["attack"] in alone)
+
+
+def test_the_distances_say_whether_promises_are_kept(command, monkeypatch):
+    rows = [distance.Measured("net", name, median, 1.0, seconds, seconds / 9, 3) for name, median, seconds in (
+        ("fab-t", 1.0, 9.0), ("alma", 0.8, 1.0), ("--distance full", 0.9, 3.0), ("--distance quick", 0.7, 3.0)
+    )]  # fmt: skip
+    (note,) = distance._verdicts(rows)
+    assert note == ("net: full takes 0.33 of FAB-T's time, its median 0.9000 is longer than the best attack's 0.8000")
+
+
 MISTAKES = {
     "unknown model": (("step", "--model", "resnet19"), "--model must be one of 'mlp', 'cnn', 'resnet18'"),
     "unknown objective": (("step", "--objective", "pgd"), "--objective must be one of 'st', 'at', 'trades'"),
@@ -118,6 +146,8 @@ MISTAKES = {
     "an emr of the paper": (("paper", "--emr", "exact"), "No such option"),
     "no images of the paper": (("paper", "--batch-size", "0"), "--batch-size must be a whole number of at least 1"),
     "no rounds of emr": (("emr-cost", "--rounds", "0"), "--rounds must be a whole number of at least 1, got 0"),
+    "no images for distances": (("distance", "--images", "0"), "--images must be a whole number of at least 1"),
+    "no norm": (("distance", "--norm", "l1"), "--norm must be one of 'l2', 'linf', got 'l1'"),
     "no rounds of attacks": (("evaluator-overhead", "--rounds", "-1"), "--rounds must be a whole number of at least 1"),
     "no such verb": (("steps",), "No such command 'steps'"),
     "huge": (("step", "--batch-size", str(10**20)), "--batch-size must be a whole number below 2^63"),

@@ -11,7 +11,7 @@ from small_networks import Counted, Rough, conv_net, pictures
 import widemargin
 
 ATTACKS = ["clean", "fgsm", "pgd20", "autoattack"]
-OPTIONS = {"eps": "0.2", "shard_size": 3, "batch_size": 2, "max_steps": 2, "distance": True}
+OPTIONS = {"eps": "0.2", "shard_size": 3, "batch_size": 2, "max_steps": 2, "distance": "quick"}
 CLASSES, COUNT = 4, 8
 
 

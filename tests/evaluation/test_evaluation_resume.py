@@ -228,11 +228,11 @@ def test_two_evaluations_without_a_folder_do_not_meet(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def half(tmp_path_factory):
+def half(whole, tmp_path_factory):
     """An evaluation killed in its last shard."""
     out = tmp_path_factory.mktemp("half") / "out"
     with pytest.raises(KeyboardInterrupt):
-        evaluate(counted(400, interrupt), out)
+        evaluate(counted(int(0.95 * whole[2]), interrupt), out)
     return out
 
 

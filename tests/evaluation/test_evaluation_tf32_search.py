@@ -378,7 +378,7 @@ LONG, SHORT = {"attacks": ("clean", "autoattack")}, {"attacks": ("clean", "pgd20
 
 WHEN = [
     (LONG, 500, 250),
-    (SHORT | {"distance": True}, 700, 250),
+    (SHORT | {"distance": "full"}, 700, 250),
     (LONG | {"batch_size": 600}, 600, 600),
     (LONG, 499, None),
     (SHORT, 700, None),
