@@ -7,7 +7,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 
 from benchmarks import distance
-from widemargin.models import MODELS, MLPConfig
+from widemargin.models import MLP, MODELS, MLPConfig
 
 SMALL = ("--model", "mlp", "--batch-size", "3", "--rounds", "2", "--device", "cpu")
 
@@ -105,7 +105,7 @@ SHORT = ("distance", "--images", "3", "--epochs", "1", "--train-images", "200")
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_distances_by_each_attack_and_method(command, monkeypatch, norm):
-    monkeypatch.setattr(distance, "MLP", lambda: MLPConfig(hidden=(16,)).build(image_shape=(1, 28, 28), num_classes=10))
+    monkeypatch.setattr(distance, "MLP", partial(MLP, hidden=(16,)))
     rows = measured(command, *SHORT, "--norm", norm)["rows"]
     alone = ["ddn-1z", "ddn-3z", "ddn-10z", "alma"] if norm == "l2" else []
     expected = ["fab-t", *alone, "--distance full", "--distance quick"]
