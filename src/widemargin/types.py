@@ -159,6 +159,17 @@ class HasPhases(Protocol):
 
 
 @runtime_checkable
+class LossAfterAttack(Protocol):
+    """An objective whose loss can be had apart from its attack, ``objective(...)`` being the one after the other.
+
+    AWP needs it: it takes the loss twice, on the same adversarial images (``perturb``, or None).
+    """
+
+    def outcome(self, nets: Nets, x: Tensor, x_adv: Any, y: Tensor, *, epoch: int) -> Outcome:
+        """Return the loss of each sample: the forwards in training mode, no attack."""
+
+
+@runtime_checkable
 class AfterStep(Protocol):
     """A module that does something once per optimizer step, such as projecting its weights or counting steps."""
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from widemargin.attacks.pgd import FGSM, PGD
@@ -18,10 +17,8 @@ class Adversarial(AttackingObjective):
 
     attack: PGD | FGSM
 
-    def __call__(
-        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
-    ) -> Outcome:
+    def outcome(self, nets: Nets, x: Tensor, x_adv: Tensor, y: Tensor, *, epoch: int) -> Outcome:
         """Return the loss of each sample."""
-        x_adv = self.perturb(nets, x, y, epoch=epoch, generator=generator)
+        del x, epoch
         logits, label_logits = logits_for_training(nets.model, x_adv, y)
         return Outcome(loss=cross_entropy(label_logits, y), logits=logits.detach(), x_adv=x_adv)

@@ -7,7 +7,6 @@ student has no label loss of its own, so a head's margin cannot act on it.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from widemargin import losses
@@ -29,13 +28,11 @@ class Lbgat(AttackingObjective):
         check_weight("Lbgat.beta", self.beta)
         check_inner("Lbgat", self.inner, self.attack)
 
-    def __call__(
-        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
-    ) -> Outcome:
+    def outcome(self, nets: Nets, x: Tensor, x_adv: Tensor, y: Tensor, *, epoch: int) -> Outcome:
         """Return the loss of each sample."""
+        del epoch
         if nets.teacher is None:
             raise InputError('Lbgat needs a teacher: add a [teacher] table to the run, such as kind = "lbgat-teacher"')
-        x_adv = self.perturb(nets, x, y, epoch=epoch, generator=generator)
         student_adv = nets.model(x_adv)
         student = nets.model(x)
         teacher = nets.teacher(x)

@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from widemargin import losses
@@ -85,11 +84,8 @@ class Mail(AttackingObjective):
         attack = self.burn_in_attack or self.attack if epoch < self.burn_in else self.attack
         return attack, "ce" if self._family(epoch) == "at" else self._inner
 
-    def __call__(
-        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
-    ) -> Outcome:
+    def outcome(self, nets: Nets, x: Tensor, x_adv: Tensor, y: Tensor, *, epoch: int) -> Outcome:
         """Return the loss of each sample: forwards in the order of the family, weights after the burn-in."""
-        x_adv = self.perturb(nets, x, y, epoch=epoch, generator=generator)
         family, weighted = self._family(epoch), epoch >= self.burn_in
         slope, bias, mean_one = self.slope, self.bias, self.weights == "mean1"
         if family == "trades":

@@ -5,7 +5,6 @@ x' by cross-entropy from a Gaussian start, as published; forwards in the order x
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from widemargin import losses
@@ -25,11 +24,9 @@ class Mart(AttackingObjective):
     def __post_init__(self) -> None:
         check_weight("Mart.weight", self.weight)
 
-    def __call__(
-        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
-    ) -> Outcome:
+    def outcome(self, nets: Nets, x: Tensor, x_adv: Tensor, y: Tensor, *, epoch: int) -> Outcome:
         """Return the loss of each sample."""
-        x_adv = self.perturb(nets, x, y, epoch=epoch, generator=generator)
+        del epoch
         logits = nets.model(x)
         logits_adv, label_logits = logits_for_training(nets.model, x_adv, y)
         loss = losses.mart(logits, logits_adv, y, self.weight, label_logits=label_logits)

@@ -4,7 +4,7 @@
 prediction is computed once, in the attack's mode: it does not change while the attack climbs.
 """
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,13 @@ from widemargin.core.checks import check_logits, check_number, choice
 from widemargin.core.modes import in_mode, without_ddp
 from widemargin.errors import InputError
 from widemargin.losses import kl_divergence
-from widemargin.types import Goal, Nets
+from widemargin.types import Goal, LossAfterAttack, Nets, Outcome
 
 Inner = Literal["kl", "ce"]
 
 
 class AttackingObjective:
-    """The base of an objective with a field ``attack``; its loss is its own ``__call__``.
+    """The base of an objective with a field ``attack``; its loss, given the adversarial images, is its own ``outcome``.
 
     It may have a field ``inner``; one whose inner problem differs between epochs overrides ``inner_problem``.
     """
@@ -52,6 +52,13 @@ class AttackingObjective:
         if inner == "ce":
             return attack(nets.model, x, y, generator=generator)
         return attack(nets.model, x, y, goal=away_from_clean(nets.model, x, attack), generator=generator)
+
+    def __call__(
+        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
+    ) -> Outcome:
+        """Attack, then return the loss of each sample."""
+        x_adv = self.perturb(nets, x, y, epoch=epoch, generator=generator)
+        return cast(LossAfterAttack, self).outcome(nets, x, x_adv, y, epoch=epoch)
 
 
 def away_from_clean(model: nn.Module, x: Tensor, attack: PGD | FGSM) -> Goal:

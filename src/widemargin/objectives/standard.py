@@ -35,6 +35,11 @@ class Standard:
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
     ) -> Outcome:
         """Return the loss of each sample."""
-        del epoch, generator
+        del generator
+        return self.outcome(nets, x, None, y, epoch=epoch)
+
+    def outcome(self, nets: Nets, x: Tensor, x_adv: None, y: Tensor, *, epoch: int) -> Outcome:
+        """The same: there is no attack before it."""
+        del x_adv, epoch
         logits, label_logits = logits_for_training(nets.model, x, y)
         return Outcome(loss=cross_entropy(label_logits, y), logits=logits.detach())

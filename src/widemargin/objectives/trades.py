@@ -7,7 +7,6 @@ recipes. The official code passes the clean images twice, which counts as one mo
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from widemargin import losses
@@ -30,11 +29,9 @@ class Trades(AttackingObjective):
         check_weight("Trades.beta", self.beta)
         check_inner("Trades", self.inner, self.attack)
 
-    def __call__(
-        self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
-    ) -> Outcome:
+    def outcome(self, nets: Nets, x: Tensor, x_adv: Tensor, y: Tensor, *, epoch: int) -> Outcome:
         """Return the loss of each sample."""
-        x_adv = self.perturb(nets, x, y, epoch=epoch, generator=generator)
+        del epoch
         logits, label_logits = logits_for_training(nets.model, x, y)
         logits_adv = nets.model(x_adv)
         if self.repeat_clean:
