@@ -19,6 +19,7 @@ from widemargin.models import (
     LBGATTeacherConfig,
     MLPConfig,
     ResNet18Config,
+    SwishWideResNetConfig,
     WideResNetConfig,
 )
 from widemargin.models.classifier import build_model
@@ -64,6 +65,7 @@ SHAPES = {
     "resnet": (3, 16, 16),
     "wide": (3, 16, 16),
     "leaky": (3, 16, 16),
+    "swish": (3, 16, 16),
 }
 MODELS = {
     "tiny": TinyConfig(),
@@ -72,6 +74,7 @@ MODELS = {
     "resnet": ResNet18Config(width=4),
     "wide": WideResNetConfig(depth=10, widen=1, variant="trades"),
     "leaky": WideResNetConfig(depth=10, widen=1, variant="madry"),
+    "swish": SwishWideResNetConfig(depth=10, widen=1),
 }
 PLAIN = PGD(eps=8 / 255, step_size=2 / 255, steps=2)
 RANDOM = replace(PLAIN, random_start="gaussian")

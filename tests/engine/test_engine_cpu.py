@@ -46,7 +46,11 @@ def test_a_few_steps_of_every_objective_and_penalty(objective: str, penalties: s
 @pytest.mark.parametrize(
     ("model", "penalties", "head"),
     [
-        *((model, penalties, "linear") for model in ("mlp", "leaky") for penalties in ("approximate", "exact")),
+        *(
+            (model, penalties, "linear")
+            for model in ("mlp", "leaky", "swish")
+            for penalties in ("approximate", "exact")
+        ),
         *(("wide", "approximate", head) for head in HEADS if head != "linear"),
     ],
 )

@@ -20,7 +20,14 @@ from widemargin.evaluation import load_target
 from widemargin.evaluation.report import notes_on
 from widemargin.evaluation.target import load_model
 from widemargin.heads import Hypersphere, LinearHead
-from widemargin.models import CNNConfig, MLPConfig, PreActResNet18Config, ResNet18Config, WideResNetConfig
+from widemargin.models import (
+    CNNConfig,
+    MLPConfig,
+    PreActResNet18Config,
+    ResNet18Config,
+    SwishWideResNetConfig,
+    WideResNetConfig,
+)
 from widemargin.models.classifier import Normalization
 
 
@@ -107,6 +114,7 @@ COLOR, GRAY = (3, 32, 32), (1, 28, 28)
 NETWORKS = {
     "a small WideResNet as TRADES has it": (WideResNetConfig(depth=10, widen=1, variant="trades"), COLOR, 10),
     "a small WideResNet as Madry has it": (WideResNetConfig(depth=16, widen=2, variant="madry"), COLOR, 7),
+    "a small WideResNet as DeepMind has it": (SwishWideResNetConfig(depth=10, widen=1), COLOR, 10),
     "a narrow ResNet-18": (ResNet18Config(width=8), COLOR, 10),
     "a narrow PreAct ResNet-18": (PreActResNet18Config(width=8), COLOR, 10),
     "a narrow PreAct ResNet-18 without its last batch norm": (PreActResNet18Config(width=8, last_norm=False), COLOR, 7),
@@ -251,7 +259,7 @@ def test_a_file_that_says_nothing_of_normalization_is_told_and_none_is_an_answer
 @pytest.mark.parametrize("text", ["cifar", "", "0.5", "0.5,0.5,0.5", "mnist", "0.5;0.2", "1,2,3,4,5,6,7"])
 def test_a_normalization_that_is_none(tmp_path, text):
     torch.save(build(ResNet18Config(width=4), COLOR, 10).state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(InputError, match=r"--normalize must be none, cifar10, mnist, or MEAN,STD \(2 numbers, or 6"):
+    with pytest.raises(InputError, match=r"must be none, cifar10, .*, mnist, or MEAN,STD \(2 numbers, or 6"):
         load_model(str(tmp_path / "weights.pt"), image_shape=COLOR, normalize=text)
 
 

@@ -19,6 +19,7 @@ from widemargin.models import (
     Normalization,
     PreActResNet18Config,
     ResNet18Config,
+    SwishWideResNetConfig,
     WideResNetConfig,
     build_model,
 )
@@ -33,6 +34,10 @@ MODELS: dict[str, tuple[Any, tuple[int, int, int]]] = {
     "lbgat-teacher": (LBGATTeacherConfig(width=2), (2, 8, 8)),
     "wrn madry": (WideResNetConfig(depth=10, widen=1, variant="madry", normalize=NORMALIZE), (2, 8, 8)),
     "wrn trades": (WideResNetConfig(depth=10, widen=1, variant="trades"), (2, 8, 8)),
+    "wrn swish": (SwishWideResNetConfig(depth=10, widen=1, normalize=NORMALIZE), (2, 8, 8)),
+    "wrn of TensorFlow with relu": (SwishWideResNetConfig(depth=10, widen=1, activation="relu"), (2, 8, 8)),
+    "mlp, gelu": (MLPConfig(hidden=(9, 7), activation="gelu"), (2, 3, 4)),
+    "resnet18, silu": (ResNet18Config(width=2, activation="silu"), (2, 8, 9)),
 }
 HEADS: dict[str, Any] = {
     "linear": Linear(),

@@ -20,6 +20,7 @@ from widemargin.models import (
     TEACHER_STRIDES,
     Classifier,
     CNNConfig,
+    LargeSwishWideResNetConfig,
     LBGATTeacherConfig,
     MLPConfig,
     ModelConfig,
@@ -27,6 +28,7 @@ from widemargin.models import (
     Normalize,
     PreActResNet18Config,
     ResNet18Config,
+    SwishWideResNetConfig,
     WideResNetConfig,
     build_model,
 )
@@ -41,6 +43,8 @@ TINY: dict[str, ModelConfig] = {
     "lbgat-teacher": LBGATTeacherConfig(width=2),
     "wrn-34-10": WideResNetConfig(depth=10, widen=2, variant="madry"),
     "wrn-34-10 of TRADES": WideResNetConfig(depth=10, widen=2, variant="trades"),
+    "wrn-28-10-swish": SwishWideResNetConfig(depth=10, widen=2),
+    "wrn-70-16-swish": LargeSwishWideResNetConfig(depth=10, widen=1, activation="gelu"),
 }
 
 

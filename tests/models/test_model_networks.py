@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from widemargin.models import (
     PreActResNet18Config,
     ResNet18,
     ResNet18Config,
+    SwishWideResNet,
+    SwishWideResNetConfig,
     WideResNet,
     WideResNetConfig,
 )
@@ -195,6 +198,34 @@ def test_the_pre_activation_network_equals_its_formula(last_norm: bool) -> None:
     torch.testing.assert_close(model(x), expected)
 
 
+HIDDEN = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "leaky_relu": lambda x: F.leaky_relu(x, 0.1)}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("make", [MLP, CNN, ResNet18, PreActResNet18, partial(WideResNet, depth=10, widen=1)])
+def test_the_activation_is_that_of_every_layer(make: Callable[..., Classifier], name: str) -> None:
+    """Against the network of the other activations with each of them put in its place."""
+    sizes = {"image_shape": (3, 20, 20), "num_classes": 3}
+    model, other = make(activation=name, **sizes).eval(), make(activation="relu", **sizes).eval()
+    other.load_state_dict(model.state_dict())
+    put = [at for at, module in other.named_modules() if isinstance(module, nn.ReLU)]
+    for at in put:
+        parent, _, last = at.rpartition(".")
+        setattr(other.get_submodule(parent), last, Apply(HIDDEN[name]))
+    x = torch.rand(2, 3, 20, 20)
+    torch.testing.assert_close(model(x), other(x))
+    assert len(put) >= 4
+
+
+class Apply(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 def test_padding_buffers_have_the_public_shapes() -> None:
     with torch.device("meta"):
         weights = WideResNet(variant="madry").state_dict()
@@ -266,20 +297,33 @@ def test_the_wide_network_is_initialized_by_fan_out(variant: Variant) -> None:
 
 
 WIDE = WideResNet, WideResNetConfig
+SWISH = SwishWideResNet, SwishWideResNetConfig
+ACTIVE = MLP, MLPConfig, CNN, CNNConfig, *WIDE, *SWISH
 RESNETS = ResNet18, ResNet18Config, PreActResNet18, PreActResNet18Config, LBGATTeacherConfig
 BAD: list[tuple[tuple[type, ...], str, tuple[object, ...], str]] = [
     # the classes, their field, values, and what the message says after the field
     ((MLP, MLPConfig), "hidden", ((0,), (8, -1), [8], (8.0,)), r"must be a tuple of integers.*; give one width"),
     (RESNETS, "width", (0, -1, 1.5, True), r"must be an integer of at least 1, got"),
-    (WIDE, "depth", (12,), r"must be 6n \+ 4.*got 12; try 10, 16"),
-    (WIDE, "depth", (4, 33), r"must be 6n \+ 4"),
-    (WIDE, "widen", (0, True), r"must be an integer of at least 1, got"),
+    (
+        (*ACTIVE, *RESNETS),
+        "activation",
+        ("swish", 1, True),
+        r"must be one of 'relu', 'silu', 'gelu', 'leaky_relu', got",
+    ),
+    ((*WIDE, *SWISH), "depth", (12,), r"must be 6n \+ 4.*got 12; try 10, 16"),
+    ((*WIDE, *SWISH), "depth", (4, 33), r"must be 6n \+ 4"),
+    ((*WIDE, *SWISH), "widen", (0, True), r"must be an integer of at least 1, got"),
     (WIDE, "variant", ("x",), r"must be 'trades' or 'madry', got 'x'"),
     ((MLPConfig, CNNConfig), "init", ("xavier",), r"must be 'he', or None for torch's own, got 'xavier'"),
     (tuple(MODELS.values()), "normalize", ("cifar10",), r"must be a Normalization or None"),
     ((CNN, MLP, ResNet18, WideResNet), "image_shape", ((3, 32), (3, 32, 0), [3, 32, 32], 32), r"must"),
     ((CNN,), "image_shape", ((3, 17, 32),), r"must be at least 18 high and wide, got \(3, 17, 32\)"),
-    ((WideResNet,), "image_shape", ((1, 9, 9), (3, 30, 30), (3, 32, 30), (3, 30, 32)), r"must have sides divisible"),
+    (
+        (WideResNet, SwishWideResNet),
+        "image_shape",
+        ((1, 9, 9), (3, 30, 30), (3, 32, 30), (3, 30, 32)),
+        r"must have sides divisible",
+    ),
     ((CNN,), "num_classes", (1, 0, 2.0, True), r"must be an integer of at least 2"),
 ]
 

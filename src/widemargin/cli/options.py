@@ -143,7 +143,7 @@ NormalizeBy = Annotated[
     typer.Option(
         "--normalize",
         metavar="MEAN,STD",
-        help="What public weights were trained behind: numbers (all means, then all stds), cifar10, mnist or none.",
+        help="What public weights were trained behind: numbers (means, then stds), none, or data such as cifar10.",
         show_default=False,
     ),
 ]

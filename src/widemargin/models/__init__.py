@@ -26,6 +26,7 @@ from widemargin.models.resnet import (
     ResNet18,
     ResNet18Config,
 )
+from widemargin.models.swish_wide_resnet import LargeSwishWideResNetConfig, SwishWideResNet, SwishWideResNetConfig
 from widemargin.models.wide_resnet import WideResNet, WideResNetConfig
 
 MODELS: dict[str, type] = {
@@ -35,6 +36,8 @@ MODELS: dict[str, type] = {
     "preact-resnet18": PreActResNet18Config,
     "lbgat-teacher": LBGATTeacherConfig,
     "wrn-34-10": WideResNetConfig,
+    "wrn-28-10-swish": SwishWideResNetConfig,
+    "wrn-70-16-swish": LargeSwishWideResNetConfig,
 }
 
 __all__ = [
@@ -49,6 +52,7 @@ __all__ = [
     "Classifier",
     "ImageShape",
     "LBGATTeacherConfig",
+    "LargeSwishWideResNetConfig",
     "MLPConfig",
     "ModelConfig",
     "ModelFactory",
@@ -58,6 +62,8 @@ __all__ = [
     "PreActResNet18Config",
     "ResNet18",
     "ResNet18Config",
+    "SwishWideResNet",
+    "SwishWideResNetConfig",
     "WideResNet",
     "WideResNetConfig",
     "build_model",

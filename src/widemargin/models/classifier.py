@@ -15,15 +15,17 @@ package knows of the architecture, too.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
 
 from widemargin.core.randomness import initialized_from
+from widemargin.core.schema import added
 from widemargin.errors import InputError
 from widemargin.heads.linear import Linear, LinearHead
 from widemargin.types import AfterAverage, Head, MakeHead
@@ -86,11 +88,18 @@ def _is_finite_number(value: object) -> bool:
 
 MNIST_NORMALIZATION = Normalization(mean=(0.1307,), std=(0.3081,))
 CIFAR10_NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2471, 0.2435, 0.2616))
-NORMALIZATIONS = {"cifar10": CIFAR10_NORMALIZATION, "mnist": MNIST_NORMALIZATION}
+NORMALIZATIONS = {
+    "cifar10": CIFAR10_NORMALIZATION,
+    "cifar100": Normalization(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
+    "svhn": Normalization(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+    "tiny-imagenet": Normalization(mean=(0.4802, 0.4481, 0.3975), std=(0.2302, 0.2265, 0.2262)),
+    "mnist": MNIST_NORMALIZATION,
+}
+"""As the public robust networks for these data have them."""
 
 
 def normalization_of(text: str, channels: int, *, owner: str) -> Normalization | None:
-    """``cifar10``, ``mnist``, ``none``, or MEAN,STD: one of each, or first all means and then all deviations."""
+    """A data set's name, ``none``, or MEAN,STD: one of each, or first all means and then all deviations."""
     if text == "none":
         return None
     named, numbers = NORMALIZATIONS.get(text), list[float]()
@@ -201,6 +210,23 @@ class Classifier(nn.Module):
         return head
 
 
+Activation = Literal["relu", "silu", "gelu", "leaky_relu"]
+LEAK = 0.1
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,  # what the field also calls swish
+    "gelu": nn.GELU,
+    "leaky_relu": partial(nn.LeakyReLU, LEAK),  # Madry's slope, not torch's
+}
+
+
+def check_activation(owner: str, activation: object) -> None:
+    """Refuse what is no name of an activation; ``owner`` is who is blamed."""
+    if activation not in ACTIVATIONS:
+        names = ", ".join(repr(name) for name in ACTIVATIONS)
+        raise InputError(f"{owner}.activation must be one of {names}, got {activation!r}; the field's usual is 'relu'")
+
+
 Init = Literal["he"] | None
 """None: as torch's layers draw them.
 
@@ -292,9 +318,11 @@ class InitializedConfig(ModelConfig):
     """Of a network without batch norm, where it matters how the first weights are drawn."""
 
     init: Init = None
+    activation: Activation = added("relu")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_activation(type(self).__name__, self.activation)
         if self.init not in ("he", None):
             raise InputError(f"{type(self).__name__}.init must be 'he', or None for torch's own, got {self.init!r}")
 

@@ -11,7 +11,17 @@ from torch import Tensor, nn
 
 from widemargin.errors import InputError
 from widemargin.heads.linear import LinearHead
-from widemargin.models.classifier import Classifier, Facts, ImageShape, InitializedConfig, Normalization, Shapes
+from widemargin.models.classifier import (
+    ACTIVATIONS,
+    Activation,
+    Classifier,
+    Facts,
+    ImageShape,
+    InitializedConfig,
+    Normalization,
+    Shapes,
+    check_activation,
+)
 from widemargin.types import MakeHead
 
 SMALLEST_SIDE = 18  # 18 -> 14 -> 10 -> 5 -> 3 -> 1
@@ -25,9 +35,11 @@ class CNN(Classifier):
         *,
         image_shape: ImageShape = (3, 32, 32),
         num_classes: int = 10,
+        activation: Activation = "relu",
         normalize: Normalization | None = None,
         make_head: MakeHead = LinearHead,
     ) -> None:
+        check_activation("CNN", activation)
         super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=128, normalize=normalize)
         if min(image_shape[1:]) < SMALLEST_SIDE:
             raise InputError(
@@ -39,7 +51,7 @@ class CNN(Classifier):
         self.pool = nn.AvgPool2d(2)
         self.conv3 = nn.Conv2d(64, 128, 3)
         self.conv4 = nn.Conv2d(128, 128, 3)
-        self.activations = nn.ModuleList(nn.ReLU() for _ in range(4))
+        self.activations = nn.ModuleList(ACTIVATIONS[activation]() for _ in range(4))
         self.fc = self._new_head(make_head)
 
     def embed(self, x: Tensor) -> Tensor:

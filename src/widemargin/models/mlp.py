@@ -12,12 +12,15 @@ from torch import Tensor, nn
 
 from widemargin.heads.linear import LinearHead
 from widemargin.models.classifier import (
+    ACTIVATIONS,
+    Activation,
     Classifier,
     Facts,
     ImageShape,
     InitializedConfig,
     Normalization,
     Shapes,
+    check_activation,
     require_counts,
     require_image_shape,
 )
@@ -27,7 +30,7 @@ WIDTHS = "give one width per hidden layer, such as (1024, 1024)"
 
 
 class MLP(Classifier):
-    """Fully connected layers with ReLU between; ``hidden=()`` gives a linear classifier of the pixels."""
+    """Fully connected layers with activations between; ``hidden=()`` gives a linear classifier of the pixels."""
 
     def __init__(
         self,
@@ -35,16 +38,18 @@ class MLP(Classifier):
         image_shape: ImageShape = (1, 28, 28),
         num_classes: int = 10,
         hidden: tuple[int, ...] = (1024, 1024, 1024, 1024),
+        activation: Activation = "relu",
         normalize: Normalization | None = None,
         make_head: MakeHead = LinearHead,
     ) -> None:
         require_image_shape("MLP.image_shape", image_shape)
         require_counts("MLP.hidden", hidden, remedy=WIDTHS)
+        check_activation("MLP", activation)
         widths = (math.prod(image_shape), *hidden)
         super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=widths[-1], normalize=normalize)
         layers: list[nn.Module] = [nn.Linear(wide, narrow) for wide, narrow in pairwise(widths)]
         self.fcs = nn.ModuleList([*layers, self._new_head(make_head)])
-        self.activations = nn.ModuleList(nn.ReLU() for _ in hidden)
+        self.activations = nn.ModuleList(ACTIVATIONS[activation]() for _ in hidden)
 
     @property
     def head(self) -> Head:

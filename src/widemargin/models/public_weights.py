@@ -38,6 +38,7 @@ from widemargin.models.classifier import ModelConfig, Normalization, Normalize, 
 from widemargin.models.cnn import CNNConfig
 from widemargin.models.mlp import MLPConfig
 from widemargin.models.resnet import PreActResNet18Config, ResNet18Config
+from widemargin.models.swish_wide_resnet import SwishWideResNetConfig
 from widemargin.models.wide_resnet import WideResNetConfig
 from widemargin.types import MakeHead
 
@@ -47,6 +48,7 @@ MeanAndStd = tuple[Tensor, Tensor]
 
 ARCHITECTURES: tuple[type[ModelConfig], ...] = (
     WideResNetConfig,
+    SwishWideResNetConfig,
     ResNet18Config,
     PreActResNet18Config,
     CNNConfig,
@@ -168,7 +170,7 @@ def describe(shapes: Shapes) -> str | None:
     config = recognize(shapes)
     if config is None:
         return _name_of_stranger(shapes)
-    names = [field.name for field in fields(config) if field.name not in ("normalize", "init")]
+    names = [field.name for field in fields(config) if field.name not in ("normalize", "init", "activation")]
     settings = [f"{name}={getattr(config, name)!r}" for name in names]
     settings.append(f"num_classes={shapes[f'{config.head_key}.weight'][0]}")
     without = "" if f"{config.head_key}.bias" in shapes else " with a head without bias"

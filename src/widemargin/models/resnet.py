@@ -18,14 +18,18 @@ from typing import Self, cast
 
 from torch import Tensor, nn
 
+from widemargin.core.schema import added
 from widemargin.heads.linear import LinearHead
 from widemargin.models.classifier import (
+    ACTIVATIONS,
+    Activation,
     Classifier,
     Facts,
     ImageShape,
     ModelConfig,
     Normalization,
     Shapes,
+    check_activation,
     require_count,
 )
 from widemargin.types import MakeHead
@@ -35,16 +39,16 @@ TEACHER_STRIDES = (1, 1, 2, 2)
 
 
 class BasicBlock(nn.Module):
-    """relu(bn(conv(relu(bn(conv(x))))) + shortcut(x)); the shortcut projects where the shape changes."""
+    """act(bn(conv(act(bn(conv(x))))) + shortcut(x)); the shortcut projects where the shape changes."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int, activation: Activation = "relu") -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(out_channels)
-        self.act1 = nn.ReLU()
+        self.act1 = ACTIVATIONS[activation]()
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        self.act2 = nn.ReLU()
+        self.act2 = ACTIVATIONS[activation]()
         self.shortcut = nn.Sequential()
         if stride != 1 or in_channels != out_channels:
             project = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
@@ -69,15 +73,17 @@ class ResNet18(Classifier):
         num_classes: int = 10,
         width: int = 64,
         strides: tuple[int, int, int, int] = USUAL_STRIDES,
+        activation: Activation = "relu",
         normalize: Normalization | None = None,
         make_head: MakeHead = LinearHead,
     ) -> None:
         require_count("ResNet18.width", width, remedy="the usual width is 64")
+        check_activation("ResNet18", activation)
         super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=8 * width, normalize=normalize)
         self.conv1 = nn.Conv2d(image_shape[0], width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        self.act1 = nn.ReLU()
-        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(BasicBlock, width, strides)
+        self.act1 = ACTIVATIONS[activation]()
+        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(BasicBlock, width, strides, activation)
         self.linear = self._new_head(make_head)
 
     def embed(self, x: Tensor) -> Tensor:
@@ -88,15 +94,15 @@ class ResNet18(Classifier):
 
 
 class PreActBlock(nn.Module):
-    """conv(relu(bn(conv(relu(bn(x)))))) + shortcut; where the shape changes, it projects relu(bn(x))."""
+    """conv(act(bn(conv(act(bn(x)))))) + shortcut; where the shape changes, it projects act(bn(x))."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int, activation: Activation = "relu") -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(in_channels)
-        self.act1 = nn.ReLU()
+        self.act1 = ACTIVATIONS[activation]()
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        self.act2 = nn.ReLU()
+        self.act2 = ACTIVATIONS[activation]()
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.shortcut: nn.Module | None = None
         if stride != 1 or in_channels != out_channels:
@@ -121,15 +127,17 @@ class PreActResNet18(Classifier):
         num_classes: int = 10,
         width: int = 64,
         last_norm: bool = True,
+        activation: Activation = "relu",
         normalize: Normalization | None = None,
         make_head: MakeHead = LinearHead,
     ) -> None:
         require_count("PreActResNet18.width", width, remedy="the usual width is 64")
+        check_activation("PreActResNet18", activation)
         super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=8 * width, normalize=normalize)
         self.conv1 = nn.Conv2d(image_shape[0], width, 3, padding=1, bias=False)
-        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(PreActBlock, width, USUAL_STRIDES)
+        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(PreActBlock, width, USUAL_STRIDES, activation)
         self.bn = nn.BatchNorm2d(8 * width) if last_norm else None
-        self.act = nn.ReLU() if last_norm else None
+        self.act = ACTIVATIONS[activation]() if last_norm else None
         self.linear = self._new_head(make_head)
 
     def embed(self, x: Tensor) -> Tensor:
@@ -140,11 +148,14 @@ class PreActResNet18(Classifier):
         return x.mean(dim=(2, 3))
 
 
-def _stages(block: type[nn.Module], width: int, strides: tuple[int, int, int, int]) -> Iterator[nn.Sequential]:
+def _stages(
+    block: type[nn.Module], width: int, strides: tuple[int, int, int, int], activation: Activation
+) -> Iterator[nn.Sequential]:
     """Two blocks each; all but the first double the width."""
     widths = (width, width, 2 * width, 4 * width, 8 * width)
     for before, after, stride in zip(widths, widths[1:], strides, strict=False):
-        yield nn.Sequential(block(before, after, stride=stride), block(after, after, stride=1))
+        first = block(before, after, stride=stride, activation=activation)
+        yield nn.Sequential(first, block(after, after, stride=1, activation=activation))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +163,11 @@ class ResNetConfig(ModelConfig):
     """What the three here share."""
 
     width: int = 64
+    activation: Activation = added("relu")
 
     def __post_init__(self) -> None:
         require_count(f"{type(self).__name__}.width", self.width, remedy="the usual width is 64")
+        check_activation(type(self).__name__, self.activation)
         super().__post_init__()
 
     def smoke(self) -> Self:
@@ -190,6 +203,7 @@ class LBGATTeacherConfig(ResNetConfig):  # not recognized: weights of it are cal
             num_classes=num_classes,
             width=self.width,
             strides=TEACHER_STRIDES,
+            activation=self.activation,
             normalize=self.normalize,
             make_head=make_head,
         )

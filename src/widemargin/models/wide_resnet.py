@@ -3,7 +3,7 @@
 ``trades``: ReLU and a 1x1 convolution as shortcut where the width changes (TRADES, MART, LBGAT, HE,
 RobustBench; 46,160,474 parameters). ``madry``: LeakyReLU(0.1) and an average pool with zero channels on both
 sides as shortcut (Madry's original, and the released EMR code; 45,901,914 parameters). The paper's large
-table mixes the two.
+table mixes the two. Either may have another activation.
 Both are pre-activation, with widths 16, 16w, 32w, 64w and (depth - 4) / 6 blocks per group; no dropout.
 Keys: ``conv1.weight, block{1-3}.layer.{i}.{bn1,conv1,bn2,conv2}.*, bn1.*, fc.*``, and
 ``...layer.0.convShortcut.weight`` or, in every block, ``...layer.{i}.poolpadShortcut.1.padding``.
@@ -12,6 +12,7 @@ Initialization: convolutions N(0, 2 / (k^2 out)), ``fc.bias`` 0, the rest PyTorc
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, Self, cast, get_args
 
 import torch
@@ -21,19 +22,22 @@ from torch import Tensor, nn
 from widemargin.errors import InputError
 from widemargin.heads.linear import LinearHead
 from widemargin.models.classifier import (
+    ACTIVATIONS,
+    Activation,
     Classifier,
     Facts,
     ImageShape,
     ModelConfig,
     Normalization,
     Shapes,
+    check_activation,
     is_count,
     require_count,
 )
 from widemargin.types import MakeHead
 
 Variant = Literal["trades", "madry"]
-LEAK = 0.1  # slope of the madry variant's LeakyReLU
+ACTIVATION_OF: dict[Variant, Activation] = {"trades": "relu", "madry": "leaky_relu"}
 
 
 class ChannelPadding(nn.Module):
@@ -58,14 +62,16 @@ class ChannelPadding(nn.Module):
 class PreActivationBlock(nn.Module):
     """conv(act(bn(conv(act(bn(x)))))) + shortcut; where the width changes, both start from act(bn(x))."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, stride: int, variant: Variant) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, *, stride: int, variant: Variant, activation: Activation
+    ) -> None:
         super().__init__()
         self.changes_width = in_channels != out_channels
         self.bn1 = nn.BatchNorm2d(in_channels)
-        self.act1 = _activation(variant)
+        self.act1 = ACTIVATIONS[activation]()
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        self.act2 = _activation(variant)
+        self.act2 = ACTIVATIONS[activation]()
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.convShortcut: nn.Module | None = None
         self.poolpadShortcut: nn.Module | None = None
@@ -87,10 +93,20 @@ class PreActivationBlock(nn.Module):
 class BlockGroup(nn.Module):
     """Blocks of one width; the first changes width and resolution. The public keys say ``layer``."""
 
-    def __init__(self, blocks: int, in_channels: int, out_channels: int, *, stride: int, variant: Variant) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        in_channels: int,
+        out_channels: int,
+        *,
+        stride: int,
+        variant: Variant,
+        activation: Activation,
+    ) -> None:
         super().__init__()
-        first = PreActivationBlock(in_channels, out_channels, stride=stride, variant=variant)
-        rest = (PreActivationBlock(out_channels, out_channels, stride=1, variant=variant) for _ in range(blocks - 1))
+        block = partial(PreActivationBlock, variant=variant, activation=activation)
+        first = block(in_channels, out_channels, stride=stride)
+        rest = (block(out_channels, out_channels, stride=1) for _ in range(blocks - 1))
         self.layer = nn.Sequential(first, *rest)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,10 +125,14 @@ class WideResNet(Classifier):
         depth: int = 34,
         widen: int = 10,
         variant: Variant = "madry",
+        activation: Activation | None = None,
         normalize: Normalization | None = None,
         make_head: MakeHead = LinearHead,
     ) -> None:
-        check_wide_resnet("WideResNet", depth=depth, widen=widen, variant=variant)
+        check_depth_and_width("WideResNet", depth=depth, widen=widen)
+        check_variant("WideResNet", variant)
+        activation = ACTIVATION_OF[variant] if activation is None else activation
+        check_activation("WideResNet", activation)
         super().__init__(image_shape=image_shape, num_classes=num_classes, feature_size=64 * widen, normalize=normalize)
         if variant == "madry" and any(side % 4 for side in image_shape[1:]):
             # average pools round an odd side down, strided convolutions up: the branches would not fit
@@ -122,18 +142,14 @@ class WideResNet(Classifier):
             )
         blocks, w = (depth - 4) // 6, 16 * widen
         self.conv1 = nn.Conv2d(image_shape[0], 16, 3, padding=1, bias=False)
-        self.block1 = BlockGroup(blocks, 16, w, stride=1, variant=variant)
-        self.block2 = BlockGroup(blocks, w, 2 * w, stride=2, variant=variant)
-        self.block3 = BlockGroup(blocks, 2 * w, 4 * w, stride=2, variant=variant)
+        group = partial(BlockGroup, blocks, variant=variant, activation=activation)
+        self.block1 = group(16, w, stride=1)
+        self.block2 = group(w, 2 * w, stride=2)
+        self.block3 = group(2 * w, 4 * w, stride=2)
         self.bn1 = nn.BatchNorm2d(4 * w)
-        self.act1 = _activation(variant)
+        self.act1 = ACTIVATIONS[activation]()
         self.fc = self._new_head(make_head)
-        for module in self.modules():  # batch norm is 1 and 0 already
-            if isinstance(module, nn.Conv2d):
-                fan_out = math.prod(module.kernel_size) * module.out_channels
-                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
-            elif isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        initialize_by_fan_out(self)
 
     def embed(self, x: Tensor) -> Tensor:
         """The average of the last feature map: (B, 64 * widen)."""
@@ -141,21 +157,31 @@ class WideResNet(Classifier):
         return cast(Tensor, self.act1(self.bn1(x)).mean(dim=(2, 3)))
 
 
-def check_wide_resnet(owner: str, *, depth: object, widen: object, variant: object) -> None:
-    """Refuse a depth, width or variant that no WideResNet has; ``owner`` is who is blamed."""
+def initialize_by_fan_out(network: nn.Module) -> None:
+    """Convolutions N(0, 2 / (k^2 out)), biases of linear layers 0; batch norm is 1 and 0 already."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = math.prod(module.kernel_size) * module.out_channels
+            nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+        elif isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def check_depth_and_width(owner: str, *, depth: object, widen: object) -> None:
+    """Refuse a depth or width that no WideResNet has; ``owner`` is who is blamed."""
     if not is_count(depth) or depth < 10 or depth % 6 != 4:
         raise InputError(f"{owner}.depth must be 6n + 4 with n of at least 1, got {depth!r}; try 10, 16, 28 or 34")
     require_count(f"{owner}.widen", widen, remedy="the field uses 10")
+
+
+def check_variant(owner: str, variant: object) -> None:
+    """Refuse what is no variant."""
     if variant not in get_args(Variant):
         names = " or ".join(repr(name) for name in get_args(Variant))
         raise InputError(
             f"{owner}.variant must be {names}, got {variant!r}; "
             "public checkpoints are 'trades', the paper's own networks 'madry'"
         )
-
-
-def _activation(variant: Variant) -> nn.Module:
-    return nn.LeakyReLU(LEAK) if variant == "madry" else nn.ReLU()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,11 +191,16 @@ class WideResNetConfig(ModelConfig):
     depth: int = 34
     widen: int = 10
     variant: Variant = "madry"
+    activation: Activation | None = None
+    """None: the variant's own."""
     architecture = WideResNet
     facts = Facts(cost_rank=4)
 
     def __post_init__(self) -> None:
-        check_wide_resnet("WideResNetConfig", depth=self.depth, widen=self.widen, variant=self.variant)
+        check_depth_and_width("WideResNetConfig", depth=self.depth, widen=self.widen)
+        check_variant("WideResNetConfig", self.variant)
+        if self.activation is not None:
+            check_activation("WideResNetConfig", self.activation)
         super().__post_init__()
 
     def smoke(self) -> Self:
