@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
+from widemargin.attacks import ATTACK_KINDS
 from widemargin.config import RunConfig, kinds
-from widemargin.config.run import ANNEALINGS, ATTACKS
+from widemargin.config.run import ANNEALINGS
 from widemargin.core.schema import REGISTRY, table_fields, to_table
 from widemargin.data import AUGMENTATIONS, DATASETS
 from widemargin.heads import HEADS
@@ -31,8 +32,9 @@ REGISTRIES: dict[str, tuple[str, Mapping[str, type]]] = {
     "Models": ("`[model]`, and `[teacher]` for LBGAT", MODELS),
     "Heads": ("`[head]`: the last layer", HEADS),
     "Objectives": ("`[objective]`: what is minimized", OBJECTIVES),
-    "Attacks": ("`attack` in an objective or in `[watch]`", ATTACKS),
+    "Attacks": ("`attack` in an objective or in `[watch]`", ATTACK_KINDS),
     "Schedules": ("`schedule` in `[optimizer]`, `[emr]` and `[igr]`: a factor by epochs passed", SCHEDULES),
+    "Augmentations": ("`augmentation` in `[data]`; its name alone means its defaults", AUGMENTATIONS),
     "Annealings": ("`annealing` in a large-margin head", ANNEALINGS),
 }
 NAMED: dict[str, Mapping[str, object]] = {"data.name": DATASETS, "data.augmentation": AUGMENTATIONS}

@@ -5,8 +5,16 @@
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from widemargin.errors import InputError
+
+
+class Schedule(Protocol):
+    """Epochs passed -> factor."""
+
+    def __call__(self, epoch: float, /) -> float:
+        """Return the factor after ``epoch`` epochs, a fraction in the middle of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +91,6 @@ class OneCycle:
         return 0.5 * (1 + math.cos(math.pi * passed))
 
 
-Schedule = Constant | Steps | Piecewise | OneCycle
 SCHEDULES: dict[str, type] = {
     "constant": Constant,
     "steps": Steps,

@@ -225,8 +225,14 @@ def test_a_whole_part_can_be_added() -> None:
         ("objective.attack.eps=8", r"objective.attack: Linf.eps must be in \(0, 1\], got 8.0; .* did you mean 8/255\?"),
         ("objective.attack.norm=l1", r"objective.attack.norm must be one of 'linf', 'l2', got 'l1'"),
         ("objective.attack.random_start=true", r"random_start must be one of False, 'uniform', 'gaussian'.* got True"),
-        ("objective.attack.kind=cw", r"objective.attack.kind must be one of fgsm, pgd; got 'cw'$"),
-        ("optimizer.schedule.kind=mine", r"optimizer.schedule.kind must be one of .*steps; got 'mine'$"),
+        (
+            "objective.attack.kind=cw",
+            r"objective.attack.kind must be one of fgsm, pgd; got 'cw'; one of your own",
+        ),
+        (
+            "optimizer.schedule.kind=mine",
+            r"optimizer.schedule.kind must be one of .*steps.*; got 'mine'; one of your own",
+        ),
         ("head={kind='large-margin', annealing={kind='mine'}}", r"annealing.kind must be one of .*; got 'mine'$"),
         (
             "objective.kind=mine",

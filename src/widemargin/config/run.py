@@ -2,22 +2,22 @@
 
 Every part is a frozen dataclass. What a part does is written where that part lives (the attack in ``attacks/``, the
 schedule in ``schedules.py``); this module puts them together, refuses combinations that mean nothing, and says which
-parts of a schedule a run never gets to. Models, objectives and heads of your own join by a line such as
+parts of a schedule a run never gets to. Models, objectives, attacks and so on of your own join by a line such as
 ``OBJECTIVES["mine"] = MyObjective`` (docs/adding.md).
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from widemargin.attacks import ATTACKS as OWN_ATTACKS
+from widemargin.attacks.kinds import ATTACK_KINDS
 from widemargin.attacks.names import AUTOATTACK, AUTOATTACK_PARTS, GradientAttack, attack_named
-from widemargin.attacks.pgd import FGSM, PGD
 from widemargin.attacks.threat import make_threat
 from widemargin.core.checks import check_count, choice
-from widemargin.core.schema import one_of
-from widemargin.data.batches import AUGMENTATIONS
+from widemargin.core.schema import one_of, required, table_fields
+from widemargin.data.batches import AUGMENTATIONS, Augmentation
 from widemargin.errors import InputError
 from widemargin.heads import HEADS
 from widemargin.heads.hypersphere import Hypersphere
@@ -33,7 +33,7 @@ from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
 from widemargin.regularizers.input_gradient import InputGradient
 from widemargin.regularizers.penalty import Penalty
 from widemargin.schedules import SCHEDULES, Constant, OneCycle, Piecewise, Schedule, Steps
-from widemargin.types import MakeHead, Norm, Objective, Point, Regularizer, Scaling
+from widemargin.types import Attack, MakeHead, Norm, Objective, Point, Regularizer, Scaling
 
 WatchedMargins = Literal["train", "test"]
 
@@ -43,7 +43,7 @@ class DataConfig:
     """Which images. ``held_out`` training images, class-stratified, become the validation split."""
 
     name: str
-    augmentation: str = "none"
+    augmentation: str | Augmentation = one_of(AUGMENTATIONS, default="none")
     held_out: int = 0
     train_limit: int | None = None
     test_limit: int | None = None
@@ -51,13 +51,27 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not self.name.strip():
             raise InputError("data.name is empty; give a data set's name or the path of an .npz file or image folder")
-        choice("data", "augmentation", self.augmentation, tuple(AUGMENTATIONS))
+        self._name_augmentation()
         if self.held_out < 0:
             raise InputError(f"data.held_out must be at least 0, got {self.held_out}; 0 holds out none")
         for field in ("train_limit", "test_limit"):
             limit = getattr(self, field)
             if limit is not None and limit < 1:
                 raise InputError(f"data.{field} must be at least 1, got {limit}; leave it out to use every image")
+
+    def _name_augmentation(self) -> None:
+        """One that is as its name alone makes it is its name, so that both ways to write it are equal."""
+        if isinstance(self.augmentation, str):
+            choice("data", "augmentation", self.augmentation, tuple(AUGMENTATIONS))
+            return
+        for name, made in AUGMENTATIONS.items():
+            if type(self.augmentation) is made and _is_default(self.augmentation):
+                object.__setattr__(self, "augmentation", name)
+
+
+def _is_default(part: Any) -> bool:
+    """Whether it is what its class makes of nothing."""
+    return not any(required(field) for field in table_fields(part)) and bool(part == type(part)())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +81,7 @@ class OptimizerConfig:
     lr: float
     momentum: float = 0.9
     weight_decay: float = 0.0
-    schedule: Schedule = Constant()
+    schedule: Schedule = one_of(SCHEDULES, default=Constant())
 
     def __post_init__(self) -> None:
         legal = {"lr": self.lr > 0, "momentum": 0 <= self.momentum < 1, "weight_decay": self.weight_decay >= 0}
@@ -87,7 +101,7 @@ class WatchConfig:
     """
 
     every: int = 1
-    attack: PGD | FGSM | None = None
+    attack: Attack | None = one_of(ATTACK_KINDS, default=None)
     test: bool = True
     margins: tuple[WatchedMargins, ...] = ("train", "test")
     margin_samples: int | None = None
@@ -181,7 +195,7 @@ class EMRConfig:
     at: Point = "clean"
     scaling: Scaling = "mean"
     every: int = 1
-    schedule: Schedule = Constant()
+    schedule: Schedule = one_of(SCHEDULES, default=Constant())
 
     def __post_init__(self) -> None:
         choice("emr", "kind", self.kind, tuple(FORMS))
@@ -204,7 +218,7 @@ class IGRConfig:
     at: Point = "clean"
     scaling: Scaling = "mean"
     every: int = 1
-    schedule: Schedule = Constant()
+    schedule: Schedule = one_of(SCHEDULES, default=Constant())
 
     def __post_init__(self) -> None:
         self.penalty()
@@ -226,13 +240,12 @@ def _penalty(name: str, regularizer: Regularizer, how: EMRConfig | IGRConfig) ->
     )
 
 
-ATTACKS: dict[str, type] = {"pgd": PGD, "fgsm": FGSM}
 ANNEALINGS: dict[str, type] = {"power": PowerAnnealing, "geometric": GeometricAnnealing}
 
 
 def kinds() -> Mapping[str, type]:
     """Every ``kind`` a table may have now, those added by the user included."""
-    return {**ATTACKS, **SCHEDULES, **ANNEALINGS, **HEADS, **OBJECTIVES, **MODELS}
+    return {**ATTACK_KINDS, **SCHEDULES, **AUGMENTATIONS, **ANNEALINGS, **HEADS, **OBJECTIVES, **MODELS}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import tomli_w
 
 from widemargin.config.run import FORM_OF, RunConfig, kinds
 from widemargin.core.files import check_file
-from widemargin.core.schema import Table, from_table, to_table
+from widemargin.core.schema import Kinds, Table, from_table, registry_at, to_table
 from widemargin.errors import InputError
 
 MAX_BYTES = 2**16  # ours have a few thousand
@@ -83,7 +83,8 @@ def with_overrides(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
         if keys[-1] == "kind" and "kind" in last:
             path_to = (*keys[:-1],)
             own = {names[len(path_to)] for names in given if names[: len(path_to)] == path_to}
-            _drop_settings_of_other_kinds(last, own, is_emr=path_to == ("emr",))
+            known = {**kinds(), **registry_at(RunConfig, table, path_to)}
+            _drop_settings_of_other_kinds(last, own, known, is_emr=path_to == ("emr",))
         given.add((*keys,))
     return from_dict(table)
 
@@ -101,10 +102,10 @@ def _put(table: Table, keys: list[str], value: Any, override: str) -> Table:
     return table
 
 
-def _drop_settings_of_other_kinds(table: Table, given: set[str], *, is_emr: bool) -> None:
+def _drop_settings_of_other_kinds(table: Table, given: set[str], known: Kinds, *, is_emr: bool) -> None:
     """From a table that has become another kind, what that kind does not have; ``given`` settings are checked later."""
     foreign: set[str] = set()
-    kind = kinds().get(table["kind"]) if isinstance(table["kind"], str) else None
+    kind = known.get(table["kind"]) if isinstance(table["kind"], str) else None
     if is_emr:  # one class for its three forms
         foreign = {name for name, form in FORM_OF.items() if form != table["kind"]}
     elif kind is not None and is_dataclass(kind):

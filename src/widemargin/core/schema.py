@@ -14,7 +14,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from widemargin.errors import InputError
@@ -54,15 +54,21 @@ def _parse_number(text: str) -> float:
 
 Table = dict[str, Any]
 Kinds = Mapping[str, type]
+NO_KINDS: Kinds = {}
 T = TypeVar("T")
-REGISTRY = "registry"
+REGISTRY, UNNAMED = "registry", "unnamed"
+"""Marks of a field that holds a class of a registry; of the kind that a table of it without a kind is."""
 SHORT, NO_TABLE = "short", "no table"
 """Marks of fields: left out of a table at the default; never in a table, since no table can hold such a value."""
 
 
-def one_of(registry: Mapping[str, type], **default: Any) -> Any:
-    """A field that holds one of a registry's classes; classes added to the registry later are legal too."""
-    return dataclasses.field(metadata={REGISTRY: registry}, **default)
+def one_of(registry: Mapping[str, type], *, unnamed: str | None = None, **default: Any) -> Any:
+    """A field that holds one of a registry's classes; classes added to the registry later are legal too.
+
+    A table without a kind is of the kind ``unnamed``, where there is one, which is left out of tables too. A field
+    whose annotation has ``str`` takes a word besides.
+    """
+    return dataclasses.field(metadata={REGISTRY: registry, UNNAMED: unnamed}, **default)
 
 
 def added(default: Any) -> Any:
@@ -80,13 +86,33 @@ def table_fields(cls: Any) -> "list[dataclasses.Field[Any]]":
     return [field for field in dataclasses.fields(cls) if field.init and NO_TABLE not in field.metadata]
 
 
-def to_table(value: Any, kinds: Kinds) -> Any:
-    """A dataclass (or a part of one) as tables, lists and scalars; fields that are None are left out."""
+def registry_at(cls: Any, table: Any, keys: Iterable[str]) -> Kinds:
+    """Where the kind of the table at these keys is looked up; no kinds where it has none, or does not exist."""
+    registry = NO_KINDS
+    for key in keys:
+        fields = {field.name: field for field in table_fields(cls)} if dataclasses.is_dataclass(cls) else {}
+        if key not in fields or not isinstance(table, Mapping):
+            return NO_KINDS
+        registry, table = fields[key].metadata.get(REGISTRY, NO_KINDS), table.get(key)
+        parts = [part for part in _options(typing.get_type_hints(cls)[key]) if dataclasses.is_dataclass(part)]
+        kind = table.get("kind", fields[key].metadata.get(UNNAMED)) if isinstance(table, Mapping) else None
+        cls = registry.get(kind) if isinstance(kind, str) and registry else parts[0] if len(parts) == 1 else None
+    return registry
+
+
+def to_table(value: Any, kinds: Kinds, *, registry: Kinds = NO_KINDS, unnamed: str | None = None) -> Any:
+    """A dataclass (or a part of one) as tables, lists and scalars; fields that are None are left out.
+
+    ``registry`` is where its kind is looked up first: several registries may have one of that name.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        tags = {cls: kind for kind, cls in kinds.items()}
-        head = {"kind": tags[type(value)]} if type(value) in tags else {}
-        shown = {f.name: getattr(value, f.name) for f in table_fields(value) if not _left_out(f, value)}
-        return head | {name: to_table(part, kinds) for name, part in shown.items()}
+        kind = {cls: kind for kind, cls in {**kinds, **registry}.items()}.get(type(value))
+        table = {} if kind is None or kind == unnamed else {"kind": kind}
+        for field in table_fields(value):
+            if not _left_out(field, value):
+                own, unnamed = field.metadata.get(REGISTRY, NO_KINDS), field.metadata.get(UNNAMED)
+                table[field.name] = to_table(getattr(value, field.name), kinds, registry=own, unnamed=unnamed)
+        return table
     if isinstance(value, LiteralFloat):
         return value.text if "/" in value.text else float(value)
     if isinstance(value, tuple | list):
@@ -99,21 +125,24 @@ def _left_out(field: "dataclasses.Field[Any]", value: Any) -> bool:
     return part is None or (SHORT in field.metadata and part == field.default)
 
 
-def from_table(cls: type[T], table: Any, kinds: Kinds, *, path: str = "") -> T:
-    """Build the dataclass from tables; ``path`` says where we are, for the errors."""
+def from_table(cls: type[T], table: Any, kinds: Kinds, *, path: str = "", registry: Kinds = NO_KINDS) -> T:
+    """Build the dataclass from tables; ``path`` says where we are, for the errors.
+
+    A table has a ``kind`` where its class is one of ``kinds`` or of the ``registry`` it was found in.
+    """
     if not isinstance(table, Mapping):
         raise InputError(f"{path or 'the configuration'} must be a table, got {table!r}")
     fields = {field.name: field for field in table_fields(cls)}
     hints = typing.get_type_hints(cls)
     for key in table:
-        if key not in fields and not (key == "kind" and cls in kinds.values()):
+        if key not in fields and not (key == "kind" and cls in (*kinds.values(), *registry.values())):
             raise InputError(f"unknown key {_dotted(path, key)!r}{_nearest(key, fields)}")
     values = {
         key: _field_value(fields[key], hints[key], item, kinds, _dotted(path, key))
         for key, item in table.items()
         if key in fields
     }
-    missing = [name for name, field in fields.items() if name not in values and _required(field)]
+    missing = [name for name, field in fields.items() if name not in values and required(field)]
     if missing:
         what = _wanted(fields[missing[0]], hints[missing[0]], kinds)
         raise InputError(f"{_dotted(path, missing[0])} is missing; add it: {what}")
@@ -127,12 +156,18 @@ def _field_value(field: "dataclasses.Field[Any]", hint: Any, item: Any, kinds: K
     registry = field.metadata.get(REGISTRY)
     if registry is None:
         return _value(hint, item, kinds, path)
+    if (item is None and type(None) in _options(hint)) or (isinstance(item, str) and str in _options(hint)):
+        return item
+    unnamed = field.metadata[UNNAMED]
+    if unnamed is not None and isinstance(item, Mapping) and "kind" not in item:
+        item = {"kind": unnamed, **item}
     own = "; one of your own needs --import MODULE"
-    return from_table(_class_of_kind(list(registry.values()), item, registry, path, own), item, kinds, path=path)
+    cls = _class_of_kind(list(registry.values()), item, registry, path, own)
+    return from_table(cls, item, kinds, path=path, registry=registry)
 
 
 def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    options = _options(hint)
     classes = [option for option in options if dataclasses.is_dataclass(option)]
     if item is None and type(None) in options:
         return None
@@ -144,6 +179,10 @@ def _value(hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
             return value
     remedy = _quoted(path, item) if str in options else ""
     raise InputError(f"{path} must be {' or '.join(_describe(o) for o in options)}, got {item!r}{remedy}")
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _class_of_kind(classes: list[Any], item: Any, kinds: Kinds, path: str, own: str = "") -> Any:
@@ -203,18 +242,19 @@ def _describe(hint: Any) -> str:
 
 def _wanted(field: "dataclasses.Field[Any]", hint: Any, kinds: Kinds) -> str:
     """What a missing field takes; of a table an example, with dots for what must be filled in."""
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    options = _options(hint)
     registry: Kinds = field.metadata.get(REGISTRY, {})
     classes: list[Any] = [*registry.values()] or [option for option in options if dataclasses.is_dataclass(option)]
     if not classes:
         return " or ".join(_describe(option) for option in options)
     tags = {cls: kind for kind, cls in {**kinds, **registry}.items()}
     inside = [f"kind = {tags[classes[0]]!r}"] if classes[0] in tags else []
-    inside += [f"{part.name} = ..." for part in table_fields(classes[0]) if _required(part)]
+    inside += [f"{part.name} = ..." for part in table_fields(classes[0]) if required(part)]
     return f"a table such as {{{', '.join(inside)}}}"
 
 
-def _required(field: "dataclasses.Field[Any]") -> bool:
+def required(field: "dataclasses.Field[Any]") -> bool:
+    """Whether a table must have it."""
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 

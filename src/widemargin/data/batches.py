@@ -97,7 +97,7 @@ def is_drawn_before(augmentation: Augmentation) -> bool:
     return type(augmentation).__call__ in (NoAugmentation.__call__, CropFlip.__call__)
 
 
-AUGMENTATIONS: dict[str, type[NoAugmentation] | type[CropFlip]] = {"none": NoAugmentation, "crop-flip": CropFlip}
+AUGMENTATIONS: dict[str, type] = {"none": NoAugmentation, "crop-flip": CropFlip}
 
 
 class Batch:

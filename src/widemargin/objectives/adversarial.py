@@ -4,18 +4,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.kinds import ATTACK_KINDS
+from widemargin.core.schema import one_of
 from widemargin.heads.training import logits_for_training
 from widemargin.losses import cross_entropy
 from widemargin.objectives.objective import AttackingObjective
-from widemargin.types import Nets, Outcome
+from widemargin.types import Attack, Nets, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adversarial(AttackingObjective):
     """mean CE(z(x'), y); x' is a constant for the gradient."""
 
-    attack: PGD | FGSM
+    attack: Attack = one_of(ATTACK_KINDS)
 
     def outcome(self, nets: Nets, x: Tensor, x_adv: Tensor, y: Tensor, *, epoch: int) -> Outcome:
         """Return the loss of each sample."""

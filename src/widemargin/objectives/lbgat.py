@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from widemargin import losses
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.kinds import ATTACK_KINDS
+from widemargin.core.schema import one_of
 from widemargin.errors import InputError
 from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_weight
-from widemargin.types import Nets, Outcome
+from widemargin.types import Attack, Nets, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lbgat(AttackingObjective):
     """mean_k (z'_k - t_k)^2 + CE(t, y) + beta KL(p(x) || p(x')); needs a teacher."""
 
-    attack: PGD | FGSM
+    attack: Attack = one_of(ATTACK_KINDS)
     beta: float = 0.0
     inner: Inner = "kl"
 

@@ -13,12 +13,13 @@ from typing import Literal
 from torch import Tensor
 
 from widemargin import losses
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.kinds import ATTACK_KINDS
 from widemargin.core.checks import choice
+from widemargin.core.schema import one_of
 from widemargin.errors import InputError
 from widemargin.heads.training import logits_for_training
 from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_weight
-from widemargin.types import Nets, Outcome
+from widemargin.types import Attack, Nets, Outcome
 
 DEFAULT_WEIGHT = 5.0
 
@@ -28,7 +29,7 @@ class Mail(AttackingObjective):
     """``weight`` is TRADES's beta or MART's weight; it means nothing over AT."""
 
     over: Literal["at", "trades", "mart"]
-    attack: PGD | FGSM
+    attack: Attack = one_of(ATTACK_KINDS)
     slope: float
     bias: float
     weight: float | None = None
@@ -36,7 +37,7 @@ class Mail(AttackingObjective):
     weights: Literal["times3", "mean1"] = "times3"
     burn_in: int = 0
     burn_in_with: Literal["at", "same"] = "at"
-    burn_in_attack: PGD | FGSM | None = None
+    burn_in_attack: Attack | None = one_of(ATTACK_KINDS, default=None)
 
     def __post_init__(self) -> None:
         choice("Mail", "over", self.over, ("at", "trades", "mart"))
@@ -79,7 +80,7 @@ class Mail(AttackingObjective):
         """The burn-in, then the weighted loss."""
         return int(epoch >= self.burn_in)
 
-    def inner_problem(self, epoch: int) -> tuple[PGD | FGSM, Inner]:
+    def inner_problem(self, epoch: int) -> tuple[Attack, Inner]:
         """That of the family trained with in this epoch."""
         attack = self.burn_in_attack or self.attack if epoch < self.burn_in else self.attack
         return attack, "ce" if self._family(epoch) == "at" else self._inner

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from widemargin import losses
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.kinds import ATTACK_KINDS
+from widemargin.core.schema import one_of
 from widemargin.heads.training import logits_for_training
 from widemargin.objectives.objective import AttackingObjective, check_weight
-from widemargin.types import Nets, Outcome
+from widemargin.types import Attack, Nets, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mart(AttackingObjective):
     """Boosted CE(z(x'), y) + weight KL (1 - p_y(x))."""
 
-    attack: PGD | FGSM
+    attack: Attack = one_of(ATTACK_KINDS)
     weight: float = 6.0
 
     def __post_init__(self) -> None:

@@ -9,12 +9,12 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.pgd import FGSM
 from widemargin.core.checks import check_logits, check_number, choice
 from widemargin.core.modes import in_mode, without_ddp
 from widemargin.errors import InputError
 from widemargin.losses import kl_divergence
-from widemargin.types import Goal, LossAfterAttack, Nets, Outcome
+from widemargin.types import Attack, Goal, LossAfterAttack, Nets, Outcome
 
 Inner = Literal["kl", "ce"]
 
@@ -25,7 +25,7 @@ class AttackingObjective:
     It may have a field ``inner``; one whose inner problem differs between epochs overrides ``inner_problem``.
     """
 
-    attack: PGD | FGSM
+    attack: Attack
     inner: Inner | None = None
     """What the attack makes large; None is the cross-entropy."""
 
@@ -39,7 +39,7 @@ class AttackingObjective:
         del epoch
         return 0
 
-    def inner_problem(self, epoch: int) -> tuple[PGD | FGSM, Inner]:
+    def inner_problem(self, epoch: int) -> tuple[Attack, Inner]:
         """The attack of this epoch, and what it makes large."""
         del epoch
         return self.attack, self.inner or "ce"
@@ -61,20 +61,20 @@ class AttackingObjective:
         return cast(LossAfterAttack, self).outcome(nets, x, x_adv, y, epoch=epoch)
 
 
-def away_from_clean(model: nn.Module, x: Tensor, attack: PGD | FGSM) -> Goal:
+def away_from_clean(model: nn.Module, x: Tensor, attack: Attack) -> Goal:
     """KL(p(x) || p(x')) as a goal, p(x) computed now and held."""
     model = without_ddp(model)
-    with torch.no_grad(), in_mode(model, attack.mode):
+    with torch.no_grad(), in_mode(model, getattr(attack, "mode", "eval")):
         logits = model(x)
     check_logits("attack", logits, batch=len(x))
     clean = logits.detach()
     return lambda logits, y: kl_divergence(clean, logits)  # noqa: ARG005 - a goal's signature
 
 
-def check_inner(owner: str, inner: str, attack: PGD | FGSM, *, field: str = "attack") -> None:
+def check_inner(owner: str, inner: str, attack: Attack, *, field: str = "attack") -> None:
     """The KL has no gradient at the clean image, so a KL attack that starts there never moves."""
     choice(owner, "inner", inner, ("kl", "ce"))
-    if inner == "kl" and (isinstance(attack, FGSM) or attack.random_start is False):
+    if inner == "kl" and (isinstance(attack, FGSM) or getattr(attack, "random_start", None) is False):
         raise InputError(
             f'{owner}.{field} must be PGD with a random start when inner = "kl", got {attack!r}; the KL has no '
             'gradient at the image itself: set random_start = "gaussian"'

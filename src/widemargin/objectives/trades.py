@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from widemargin import losses
-from widemargin.attacks.pgd import FGSM, PGD
+from widemargin.attacks.kinds import ATTACK_KINDS
+from widemargin.core.schema import one_of
 from widemargin.heads.training import logits_for_training
 from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_weight
-from widemargin.types import Nets, Outcome
+from widemargin.types import Attack, Nets, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trades(AttackingObjective):
     """CE(z(x), y) + beta KL(p(x) || p(x'))."""
 
-    attack: PGD | FGSM
+    attack: Attack = one_of(ATTACK_KINDS)
     beta: float = 6.0
     inner: Inner = "kl"
     repeat_clean: bool = False

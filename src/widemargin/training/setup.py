@@ -81,8 +81,10 @@ def held_out_images(config: RunConfig, *, data_dir: str | None, limit: int | Non
 
 
 def make_augmentation(config: DataConfig) -> Augmentation:
-    """The augmentation of that name."""
-    return AUGMENTATIONS[config.augmentation]()
+    """The augmentation, or that of the name."""
+    named = config.augmentation
+    made: Augmentation = AUGMENTATIONS[named]() if isinstance(named, str) else named
+    return made
 
 
 def make_batches(config: RunConfig, train: ImageSet) -> Batches:
