@@ -55,12 +55,15 @@ def officially(
     batch_size: int = 250,
     classes: int = 10,
     lengths: dict[str, int] | None = None,
+    parts: list[str] | None = None,
 ) -> Official:
-    """``run_standard_evaluation`` on a copy of the model, noting the survivors after each part."""
+    """``run_standard_evaluation`` on a copy of the model, of these parts or all, noting the survivors after each."""
     attack = AutoAttack(copy.deepcopy(model), norm=NORMS[norm], eps=eps, seed=seed, version="standard", device="cpu")
     attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, classes - 1)
     if classes < 4:
         attack.attacks_to_run = [name for name in attack.attacks_to_run if name != "apgd-t"]
+    if parts is not None:
+        attack.attacks_to_run = parts
     if lengths is not None:
         shorten(attack, **lengths)
     survivors: dict[str, Tensor] = {}

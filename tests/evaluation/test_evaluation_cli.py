@@ -13,7 +13,7 @@ from torch import nn
 
 from widemargin.cli.main import MAY_STAND_ALONE, run
 from widemargin.core.device import choose_device
-from widemargin.evaluation import judge
+from widemargin.evaluation.judged_shard import JudgedShard
 from widemargin.evaluation.minimal_norm import METHODS
 from widemargin.models import MLPConfig
 
@@ -21,8 +21,8 @@ KEYS = re.findall(
     r"\w+",
     """
     format target name weights selection epoch head_scale normalize config checkpoint data norm eps step_size
-    seed shard_size batch_size attacks search accuracy curves margins distance alarms notes versions device
-    precision seconds
+    seed shard_size batch_size attacks columns search accuracy intervals classes strongest curves margins distance
+    certified alarms notes versions device precision seconds
     """,
 )
 
@@ -179,14 +179,14 @@ def test_notes_are_printed(answer, monkeypatch, tmp_path, very_short):
 def test_an_interrupt_says_how_the_evaluation_goes_on(answer, folder, tmp_path, monkeypatch, capsys, out, number):
     options = [str(folder / "net.pt"), "--dataset", str(folder / "digits.npz"), "--attacks", "clean,fgsm"]
     options += ["--eps", "0.1", "--shard-size", "4", *(["--out", str(tmp_path / "out")] if out else [])]
-    rows = judge.example_rows
+    lines = JudgedShard.lines
 
-    def interrupted(settings, shard, *rest):
-        if shard.number == 1:
+    def interrupted(shard):
+        if shard.first == 4:
             signal.raise_signal(number)
-        return rows(settings, shard, *rest)
+        return lines(shard)
 
-    monkeypatch.setattr(judge, "example_rows", interrupted)
+    monkeypatch.setattr(JudgedShard, "lines", interrupted)
     before = signal.getsignal(number)
     assert run(["evaluate", *options]) == 128 + number
     assert signal.getsignal(number) is before
@@ -200,7 +200,7 @@ def test_an_interrupt_says_how_the_evaluation_goes_on(answer, folder, tmp_path, 
         "from there"
     )
     before = (tmp_path / "out" / "shards" / "00000.jsonl").stat().st_mtime_ns
-    monkeypatch.setattr(judge, "example_rows", rows)
+    monkeypatch.setattr(JudgedShard, "lines", lines)
     answer(*options)
     assert (tmp_path / "out" / "report.json").exists()
     assert (tmp_path / "out" / "shards" / "00000.jsonl").stat().st_mtime_ns == before
@@ -269,8 +269,8 @@ MISTAKES = {
         "eps must be one radius or several different ones",
     ),
     "an unknown attack": (
-        (*NET, "--attacks=square", "--eps=0.1"),
-        "unknown attack 'square'; known are clean, fgsm, pgdN",
+        (*NET, "--attacks=squares", "--eps=0.1"),
+        "unknown attack 'squares'; known are clean, fgsm, pgdN",
     ),
     "no such file": (("absent.pt", *DIGITS), "absent.pt does not exist; give a run folder"),
     "no such function": (("absent_nets:factory", *DIGITS), "is neither a file nor a function"),

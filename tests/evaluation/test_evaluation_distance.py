@@ -158,18 +158,23 @@ def test_where_fab_finds_nothing_the_search_over_eps_begins_with_the_whole_range
     assert report.to_json()["distance"]["found_by"] == {"apgd-t": 16}
 
 
-def test_an_evaluation_of_an_earlier_version_goes_on_with_its_own_distances(tmp_path):
+def test_distances_of_several_methods_stand_side_by_side(tmp_path, monkeypatch):
     model, x = linear_model(), images_in_the_middle()
     data = x, model(x).argmax(1)
     options = {"sanity": False, "max_steps": 5, "shard_size": 8, "out": tmp_path}
-    before = widemargin.evaluate(model, data, ["clean"], 0.1, distance="fab-t", **options)
-    assert json.loads((tmp_path / "settings.json").read_text())["distance"] is True, "as earlier versions wrote it"
-    (tmp_path / "shards" / "00001.jsonl").unlink()
-    after = widemargin.evaluate(model, data, ["clean"], 0.1, distance=True, **options)
-    assert after.distance.equal(before.distance)
-    assert after.to_json()["distance"]["method"] == "fab-t"
-    with pytest.raises(widemargin.InputError, match="holds another evaluation"):
-        widemargin.evaluate(model, data, ["clean"], 0.1, distance="quick", **options)
+    methods = ("fab-t", "quick", "full")
+    found = {method: widemargin.evaluate(model, data, ["clean"], 0.1, distance=method, **options) for method in methods}
+    monkeypatch.setattr(NearestSearch, "finds", None)  # nothing is searched again
+    for method in methods:
+        again = widemargin.evaluate(model, data, ["clean"], 0.1, distance=method, **options)
+        assert again.distance.equal(found[method].distance)
+        assert again.distance_by == found[method].distance_by
+        assert again.to_json()["distance"] == found[method].to_json()["distance"]
+        assert again.to_json()["distance"]["method"] == method
+        row = json.loads((tmp_path / "examples.jsonl").read_text().splitlines()[0])
+        assert row["distance"] == float(found[method].distance[0])
+    unasked = widemargin.evaluate(model, data, ["clean"], 0.1, **options)
+    assert unasked.to_json()["distance"]["method"] == "full"
 
 
 @pytest.mark.parametrize("method", ["no", "fab", ""])

@@ -178,14 +178,3 @@ def test_what_is_no_number(wrong):
         radii(wrong)
     with pytest.raises(InputError, match=r"evaluate\.step_size must be a number such as 8/255, got None"):
         number("step_size", None)
-
-
-@pytest.mark.parametrize(
-    "attacks", [[widemargin.FGSM(eps=0.1)], widemargin.FGSM(eps=0.1), ["clean", widemargin.FGSM(eps=0.1)]]
-)
-def test_attacks_are_names(attacks):
-    with pytest.raises(
-        InputError,
-        match=r"evaluate.attacks must be names such as 'fgsm' or 'pgd20', got FGSM\(eps=0.1.*; eps, norm and step_size",
-    ):
-        widemargin.evaluate(taught_conv(4), pictures(4, 6), attacks, 0.1)

@@ -120,7 +120,7 @@ def test_a_search_of_another_kind_is_not_continued(tmp_path):
 def test_one_from_before_finds_were_pushed_is_not_continued(tmp_path):
     evaluated("tf32", tmp_path)
     path = tmp_path / "tf32" / "settings.json"
-    assert "tf32, every attack, pushed" in path.read_text()
+    assert "tf32, every attack and distance, pushed" in path.read_text()
     path.write_text(path.read_text().replace(", pushed", ""))
     with pytest.raises(InputError, match="search"):
         evaluated("tf32", tmp_path)

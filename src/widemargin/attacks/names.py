@@ -12,6 +12,7 @@ from typing import cast
 from widemargin.attacks.pgd import FGSM, GOALS, PGD, LossName
 from widemargin.attacks.strongest import StrongestPGD
 from widemargin.errors import InputError
+from widemargin.losses import FEWEST_FOR_DLR
 from widemargin.types import Norm
 
 AUTOATTACK = "autoattack"
@@ -33,7 +34,10 @@ def attack_named(name: str, *, eps: float, step_size: float | None = None, norm:
         return StrongestPGD(eps=eps, step_size=step, steps=steps, norm=norm)
     match = _PGD.fullmatch(name)
     if match is None or int(match[1]) == 0:
-        raise InputError(f"unknown attack {name!r}; known are {KNOWN} and autoattack or one of its parts")
+        raise InputError(
+            f"unknown attack {name!r}; known are {KNOWN} and autoattack or one of its parts; one of your own goes into "
+            "widemargin.attacks.ATTACKS, in a module for --import"
+        )
     loss = cast(LossName, match[3] or "ce")
     return PGD(
         eps=eps,
@@ -44,6 +48,15 @@ def attack_named(name: str, *, eps: float, step_size: float | None = None, norm:
         loss=loss,
         logit_scale=float(match[4] or 1),
     )
+
+
+def variant_names(name: str, num_classes: int = FEWEST_FOR_DLR) -> tuple[str, ...]:
+    """The attacks of which that one is the worst per image, where it is one of those."""
+    if not _STRONGEST.fullmatch(name):
+        return ()
+    attack = attack_named(name, eps=1.0)
+    assert isinstance(attack, StrongestPGD)
+    return tuple(name_of(variant) for variant in attack.variants(num_classes))
 
 
 def name_of(attack: PGD) -> str:

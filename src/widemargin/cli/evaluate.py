@@ -26,6 +26,7 @@ from widemargin.cli.options import (
     NormalizeBy,
     NormName,
     Out,
+    SaveAdversarial,
     Search,
     Seed,
     ShardSize,
@@ -46,9 +47,9 @@ from widemargin.data.image_set import ImageSet
 from widemargin.distributed.group import env_number, evaluation_processes, is_first_process
 from widemargin.errors import InputError
 from widemargin.evaluation.evaluator import evaluate as judge
-from widemargin.evaluation.folder import ModelInfo
+from widemargin.evaluation.folder import ModelInfo, Radius
 from widemargin.evaluation.report import Report
-from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE, eps_text
+from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE
 from widemargin.evaluation.target import LoadedModel, load_model
 from widemargin.training.setup import held_out_images
 from widemargin.types import Norm
@@ -69,6 +70,7 @@ def evaluate(
     shard_size: ShardSize = SHARD_SIZE,
     batch_size: BatchSize = BATCH_SIZE,
     search: Search = "float32",
+    save_adversarial: SaveAdversarial = False,
     head_scale: HeadScale = None,
     normalize: NormalizeBy = None,
     out: Out = None,
@@ -103,6 +105,7 @@ def evaluate(
             distance=distance or False,
             certify=certify or False,
             search=search,
+            save_adversarial=save_adversarial,
             limit=limit,
             subject=found.subject,
             console=console_for(stderr=True, quiet=as_json),
@@ -185,7 +188,11 @@ def print_report(report: Report) -> None:
     part = f"{AUTOATTACK}/"
     names = (f"  after {name.removeprefix(part)}" if name.startswith(part) else name for name in report.accuracy)
     values = (f"{value:.2f}" for value in report.accuracy.values())
-    show_table(console, ("attack", "accuracy %"), zip(names, values, strict=True))
+    spans = (f"{low:.2f} to {high:.2f}" for low, high in report.intervals.values())
+    show_table(console, ("attack", "accuracy %", "95% interval"), zip(names, values, spans, strict=True))
+    for name, variants in report.to_json()["strongest"].items():
+        told = ", ".join(f"{variant} {broke['first']} ({broke['alone']} alone)" for variant, broke in variants.items())
+        say(console, f"{name}, images broken, in this order: {told}")
     _print_measured(console, report)
     say(console, f"weights: {described_weights(report.subject)}")
     for note in report.notes:
@@ -201,18 +208,18 @@ def _title(report: Report) -> str:
     what = "test" if subject.split == "test" else "held-out"
     count = f"{report.count:,}" if subject.whole is None else f"the first {report.count:,} of {subject.whole:,}"
     title = f"{subject.target}: {count} {what} images of {subject.data}"
-    if not settings.attacked:
+    if set(report.attacks) == {"clean"}:
         return title
-    radii = ", ".join(_spelled(eps) for eps in settings.eps)
+    radii = ", ".join(_spelled(eps) for eps in report.eps)
     size = "eps/4" if settings.step_size is None else f"{settings.step_size:g}"
-    step = f"; step {size}" if any(name.startswith("pgd") for name in settings.attacks) else ""
+    step = f"; step {size}" if any(name.startswith("pgd") for name in report.attacks) else ""
     return f"{title}; {settings.norm} eps {radii}{step}; seed {settings.seed}"
 
 
-def _spelled(eps: float) -> str:
+def _spelled(eps: Radius) -> str:
     """As written, with its value where that is another spelling."""
-    value = f"{float(eps):.6g}"
-    return value if eps_text(eps) == value else f"{eps_text(eps)} = {value}"
+    value = f"{eps.value:.6g}"
+    return value if eps.written == value else f"{eps.written} = {value}"
 
 
 def _print_measured(console: Console, report: Report) -> None:

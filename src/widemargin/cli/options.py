@@ -98,7 +98,11 @@ TargetName = Annotated[
 ]
 Attacks = Annotated[
     str | None,
-    typer.Option(help="clean, fgsm, pgdN, autoattack; comma-separated. Default: the run's own.", show_default=False),
+    typer.Option(
+        help="clean, fgsm, pgdN (pgd20-margin, pgd20x10, pgd-strongest), autoattack or one of apgd-ce, apgd-t, fab-t, "
+        "square; comma-separated. Default: the run's own.",
+        show_default=False,
+    ),
 ]
 Eps = Annotated[
     str | None, typer.Option(help="Radius, e.g. 0.1 or 8/255; several give a curve: 2/255,8/255.", show_default=False)
@@ -134,6 +138,9 @@ BatchSize = Annotated[int, typer.Option(help="Images attacked at once.")]
 Search = Annotated[
     str,
     typer.Option(help="How attacks search: float32, or tf32, faster on GPUs; what they find is checked in float32."),
+]
+SaveAdversarial = Annotated[
+    bool, typer.Option("--save-adversarial", help="Keep the adversarial images found, in OUT/adversarial.")
 ]
 HeadScale = Annotated[
     float | None, typer.Option(help="Scale of a hypersphere head in public weights.", show_default=False)

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widemargin.attacks.names import AUTOATTACK
+from widemargin.attacks.names import AUTOATTACK, GradientAttack, attack_named
 from widemargin.attacks.pgd import PGD
+from widemargin.attacks.strongest import StrongestPGD
+from widemargin.errors import InputError
 from widemargin.evaluation.settings import EvaluationSettings
 from widemargin.losses import cross_entropy, predicted
 from widemargin.types import Alarm
@@ -20,7 +22,8 @@ from widemargin.types import Alarm
 FAR = 5.0
 """Points by which one accuracy may be above another before it is a sign."""
 BLACK_BOX = 0.2
-FEWEST, FEWEST_BLACK_BOX = 5, 3
+FLATTERED = 1.0
+FEWEST, FEWEST_BLACK_BOX, FEWEST_FLATTERED = 5, 3, 3
 """Images, besides: of a dozen, one alone is eight points, and a sign of nothing."""
 HUGE = {"linf": 0.5, "l2": 50.0}
 HUGE_STEPS = 20
@@ -155,16 +158,21 @@ def _survives_huge_eps(model: nn.Module, x: Tensor, y: Tensor, settings: Evaluat
 
 
 def alarms_of_numbers(accuracy: Mapping[str, float], settings: EvaluationSettings, count: int) -> list[Alarm]:
-    """Look at the accuracies on ``count`` images, at each eps, and at what was asked for."""
+    """Look at the accuracies on ``count`` images, by label, at each eps, and at what was asked for."""
     alarms = _steps_too_short(settings)
-    for eps in settings.eps:
-        at = {
-            name: accuracy[label]
-            for name in _names(accuracy, settings)
-            if (label := settings.label(name, eps)) in accuracy
-        }
-        alarms += _compare(at, settings.label("", eps).removeprefix("@"), count)
+    for eps, at in _by_eps(accuracy).items():
+        alarms += _compare(at, eps, count)
     return alarms
+
+
+def _by_eps(accuracy: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Eps as labels have it, empty where there is one alone -> accuracy by attack there."""
+    split = {label: label.partition("@") for label in accuracy}
+    written = dict.fromkeys(eps for _, _, eps in split.values())
+    every = [eps for eps in written if eps] or [""]
+    return {
+        eps: {split[label][0]: accuracy[label] for label in accuracy if split[label][2] in ("", eps)} for eps in every
+    }
 
 
 def _steps_too_short(settings: EvaluationSettings) -> list[Alarm]:
@@ -179,13 +187,29 @@ def _steps_too_short(settings: EvaluationSettings) -> list[Alarm]:
             "it cannot use all that it is allowed, so its accuracy flatters: use steps of eps/4 (the default)",
         )
         for name, eps, attack in attacks
-        if isinstance(attack, PGD) and attack.steps * attack.step_size < eps * (1 - 1e-6)
+        if isinstance(attack, PGD | StrongestPGD) and attack.steps * attack.step_size < eps * (1 - 1e-6)
     ]
 
 
-def _names(accuracy: Mapping[str, float], settings: EvaluationSettings) -> list[str]:
-    parts = {label.partition("@")[0] for label in accuracy}
-    return sorted(parts | set(settings.attacks))
+def _flattered(accuracy: Mapping[str, float]) -> list[tuple[str, str]]:
+    """(PGD on the cross-entropy, the lowest of those of other losses and scales with as many steps and starts)."""
+    attacks = {name: attack for name in accuracy if isinstance(attack := _pgd_named(name), PGD)}
+    pairs = []
+    for name, attack in attacks.items():
+        if attack.loss == "ce" and attack.logit_scale == 1:
+            work = (attack.steps, attack.restarts)
+            rest = [
+                other for other, found in attacks.items() if (found.steps, found.restarts) == work and found != attack
+            ]
+            pairs += [(name, min(rest, key=accuracy.__getitem__))] if rest else []
+    return pairs
+
+
+def _pgd_named(name: str) -> GradientAttack | None:
+    try:
+        return attack_named(name, eps=0.1)
+    except InputError:
+        return None
 
 
 def _compare(accuracy: Mapping[str, float], eps: str, count: int) -> list[Alarm]:
@@ -194,7 +218,16 @@ def _compare(accuracy: Mapping[str, float], eps: str, count: int) -> list[Alarm]
 
     where = f" at eps {eps}" if eps else ""
     pgd = [value for name, value in accuracy.items() if name.startswith("pgd")]
-    alarms = []
+    alarms = [
+        Alarm(
+            "flattering-loss",
+            f"{name} leaves {accuracy[name]:.1f}%, {other} {accuracy[other]:.1f}%{where}",
+            "the cross-entropy flatters this model (usual where logits are small, as with EMR): report the lower one, "
+            "or pgd-strongest",
+        )
+        for name, other in _flattered(accuracy)
+        if is_far(accuracy[name] - accuracy[other], FLATTERED, FEWEST_FLATTERED)
+    ]
     if pgd and AUTOATTACK in accuracy and is_far(min(pgd) - accuracy[AUTOATTACK], FAR, FEWEST):
         alarms.append(
             Alarm(

@@ -170,9 +170,10 @@ def _clear_dynamic_flag() -> None:
 
 @dataclass(frozen=True)
 class Broken:
-    """What a part broke: positions, those where the model gives no prediction, and how many finds did not hold."""
+    """What a part broke: positions, with what images, where the model gives no prediction, how many did not hold."""
 
     positions: list[int]
+    images: Tensor
     undecided: list[int]
     refuted: int
 
@@ -195,6 +196,7 @@ def break_survivors(
     """
     broken: list[int] = []
     undecided: list[int] = []
+    found = [x[:0]]
     refuted = 0
     left = survivors.nonzero()[:, 0]
     with torch.no_grad():
@@ -208,9 +210,10 @@ def break_survivors(
             logits = model(x_adv)
             fooled = ~predicted(logits, labels)
             broken += positions[fooled].tolist()
+            found.append(x_adv[fooled])
             undecided += positions[~decided(logits)].tolist()
             refuted += int((claimed & ~fooled).sum())
-    return Broken(broken, undecided, refuted)
+    return Broken(broken, torch.cat(found), undecided, refuted)
 
 
 def _search_in_tf32(

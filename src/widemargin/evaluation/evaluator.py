@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from widemargin.attacks.names import AUTOATTACK
+from widemargin.attacks.names import AUTOATTACK, AUTOATTACK_PARTS
 from widemargin.core.checks import check_labels, check_model
 from widemargin.core.modes import outside_inference_mode
 from widemargin.core.screen import say
@@ -27,19 +27,21 @@ from widemargin.data.image_set import ImageSet
 from widemargin.distributed.group import Processes, evaluation_processes
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import alarms_of_model, alarms_of_numbers, alarms_of_undecided
-from widemargin.evaluation.autoattack import LEAST_HEIGHT_IN_L2, undisturbed
+from widemargin.evaluation.autoattack import FEWEST_FOR_APGD_T, LEAST_HEIGHT_IN_L2, parts_for, undisturbed
 from widemargin.evaluation.certified import alarms_of_certificates, check_certifiable, wanted
 from widemargin.evaluation.folder import IN_MEMORY, ModelInfo
 from widemargin.evaluation.gallery import GALLERY
-from widemargin.evaluation.judge import Float32Classifier, Judge
+from widemargin.evaluation.identity import begun_with
+from widemargin.evaluation.judge import Float32Classifier, Judge, is_judged
 from widemargin.evaluation.minimal_norm import FULL, ONLY_FAB, method_named
+from widemargin.evaluation.own_attacks import named_attacks
 from widemargin.evaluation.report import (
-    UNKNOWN,
     Report,
     collect,
     is_displayable,
     notes_for,
     notes_on,
+    notes_on_columns,
     notes_on_records,
     write_gallery,
     write_report,
@@ -48,13 +50,12 @@ from widemargin.evaluation.settings import (
     BATCH_SIZE,
     SHARD_SIZE,
     EvaluationSettings,
-    attack_names,
-    eps_text,
     number,
     radii,
 )
 from widemargin.evaluation.shards import Shard, Store, shards, size_of
 from widemargin.evaluation.tf32_search import has_tf32, search_model
+from widemargin.losses import FEWEST_FOR_DLR
 from widemargin.types import Alarm, Norm
 
 ANSWERS, LATE, ANSWERED = "answers", "late", 8
@@ -71,7 +72,7 @@ a ResNet-18 takes as long."""
 def evaluate(
     model: nn.Module,
     data: ImageSet | str | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]],
-    attacks: str | Sequence[str] = ("clean", "pgd20", "autoattack"),
+    attacks: Any = ("clean", "pgd20", "autoattack"),
     eps: float | str | Sequence[float | str] = 8 / 255,
     norm: Norm = "linf",
     step_size: float | None = None,
@@ -88,24 +89,28 @@ def evaluate(
     limit: int | None = None,
     data_dir: str | None = None,
     max_steps: int | None = None,
+    save_adversarial: bool = False,
     subject: ModelInfo | None = None,
     console: Console | None = None,
 ) -> Report:
     """Judge ``model`` on ``data``: images in [0, 1] and labels, a data set's name, or batches of them.
 
-    FGSM and PGD start at the image and attack every example; AutoAttack's parts attack the survivors of the parts
-    before. ``search="tf32"`` lets attacks search faster on a GPU; what they find is checked in float32. ``certify``, of
-    all images or of so many first ones, adds radii that are proven (``certified_margin``). With ``out``
-    every finished piece is written down and the same call goes on where it stopped. The model, its mode, its gradients
-    and the global random state are left as they were.
+    ``attacks`` are names, attacks such as ``PGD(...)``, functions ``(model, x, y) -> x_adv``, or pairs of a name and
+    one (``own_attacks.py``). FGSM and PGD start at the image and attack every example; AutoAttack's parts attack the
+    survivors of the parts before. ``search="tf32"`` lets attacks search faster on a GPU; what they find is checked in
+    float32. ``certify``, of all images or of so many first ones, adds radii that are proven (``certified_margin``).
+    With ``out`` every finished piece is written down: the same call goes on where it stopped, another one adds what is
+    missing of what it asks for. The model, its mode, its gradients and the global random state are left as they were.
     """
     check_model("evaluate", model)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     store = Store(None if out is None else Path(out))
     with outside_inference_mode(), evaluation_processes(store.folder) as group:
         with group.sync_errors():
+            names, own = named_attacks(attacks)
             settings = EvaluationSettings(
-                attacks=attack_names(attacks),
+                attacks=names,
+                own=own,
                 eps=radii(eps),
                 norm=norm,
                 step_size=None if step_size is None else number("step_size", step_size),
@@ -118,8 +123,13 @@ def evaluate(
                 sanity=sanity,
                 search=search,
                 max_steps=max_steps,
+                save_adversarial=save_adversarial,
             )
             _check_search(settings, device)
+            if save_adversarial and out is None:
+                raise InputError("evaluate: adversarial images are saved in a folder; give out=... (--out)")
+            if save_adversarial and not settings.attacked:
+                raise InputError("evaluate.save_adversarial has no effect where nothing attacks; leave it out")
             if subject is None:
                 subject = ModelInfo(data=_name(data))
             data = load(data, "test", data_dir=data_dir) if isinstance(data, str) else data
@@ -172,7 +182,7 @@ def _evaluate(
     with group.sync_errors():  # before any work is done
         settings = _as_begun(settings, store)
         if group.first:
-            store.claim(_identity(model, settings, subject))
+            store.claim(begun_with(model, settings, subject))
         first = next(pieces, None)
         if first is None:
             raise InputError("evaluate: the data is empty; give at least one example")
@@ -180,6 +190,7 @@ def _evaluate(
         logits = _check_inputs(classifier, first, settings, device)
         if settings.certify is not None:
             check_certifiable(classifier, first.images[:1].to(device), first.labels[:1].to(device), settings.norm)
+        classes = logits.shape[1]
         if group.first:
             _check_answers(classifier, first, logits, store, device)
     numbers: list[int] = []
@@ -189,15 +200,18 @@ def _evaluate(
             _look_at_first_images(classifier, first, settings, store, device)
         for shard in itertools.chain([first], pieces):
             numbers.append(shard.number)
-            if group.mine(shard.number) and not store.finished(shard):
+            if not group.mine(shard.number):
+                continue
+            judged = store.judged(shard)
+            if not is_judged(store, shard.number, judged, settings, classes):
                 if to_search is None:  # not before something is left to do: it may have to be compiled
                     like = _many_like(first, settings)
                     to_search = search_model(model, tf32=settings.search == "tf32", many_like=like)
                 classifier = Float32Classifier(model, flat=shard.flat)
                 with undisturbed(classifier):
                     searched = classifier if to_search is model else Float32Classifier(to_search, flat=shard.flat)
-                    Judge(classifier, searched, settings, store, device, progress).judge(shard)
-    report = _report(store, numbers, settings, subject, device, logits.shape[1])
+                    Judge(classifier, searched, settings, store, device, progress, classes).judge(shard, judged)
+    report = _report(store, numbers, settings, subject, device, classes)
     if group.first:
         write_report(report, store, numbers)
     group.wait()
@@ -223,51 +237,21 @@ def _as_begun(settings: EvaluationSettings, store: Store) -> EvaluationSettings:
     return dataclasses.replace(settings, distance=ONLY_FAB) if old else settings
 
 
-def _identity(model: nn.Module, settings: EvaluationSettings, subject: ModelInfo) -> dict[str, Any]:
-    """What must be equal for an evaluation to be continued: the weights, the data's name and the settings."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        if not isinstance(tensor, torch.Tensor):  # a module's extra state, which may be anything
-            digest.update(repr(tensor).encode())
-            continue
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    table = dataclasses.asdict(settings) | {"eps": [eps_text(eps) for eps in settings.eps]}
-    sizes = [float(eps) for eps in settings.eps]
-    table |= {"radii": sizes}
-    table["distance"] = {None: False, ONLY_FAB: True}.get(settings.distance, settings.distance)  # as earlier versions
-    if [settings.step_size] == [eps / 4 for eps in sizes]:
-        table["step_size"] = None  # eps/4 said aloud
-    if settings.certify is None:
-        del table["certify"]  # as in the records of versions that knew none
-    if settings.search == "float32":
-        del table["search"]  # as in the records of versions that knew no other
-    else:  # there were versions in which TF32 was for AutoAttack alone, and some in which nothing was pushed
-        what = "every attack and distance" if settings.distance is not None else "every attack"
-        table["search"] = f"tf32, {what}" + (", pushed" if AUTOATTACK in settings.attacks else "")
-    if subject.split != "test":
-        table["split"] = subject.split
-    if subject.head_scale is not None:
-        table["head_scale"] = subject.head_scale  # which no tensor holds
-    if subject.normalize not in (None, "none", UNKNOWN):
-        table["normalize"] = subject.normalize  # nor this
-    return table | {"attacks": list(settings.attacks), "data": subject.data, "weights": digest.hexdigest()}
-
-
 def _check_inputs(model: Float32Classifier, shard: Shard, settings: EvaluationSettings, device: torch.device) -> Tensor:
     """One pass tells whether the model takes these images, can be attacked, and knows every label.
 
     Returns the logits of the first images.
     """
-    if AUTOATTACK in settings.attacks and not shard.shows_images:
+    squares = next((name for name in (AUTOATTACK, "square") if name in settings.attacks), None)
+    if squares and not shard.shows_images:
         raise InputError(
-            "evaluate: autoattack takes images (N, C, H, W) or flat squares, since its black-box part draws squares on "
-            f"them, got shape {tuple(shard.images.shape)}; leave autoattack out, or let the model reshape images"
+            f"evaluate: {squares} takes images (N, C, H, W) or flat squares, since its black-box part draws squares on "
+            f"them, got shape {tuple(shard.images.shape)}; leave {squares} out, or let the model reshape images"
         )
-    if AUTOATTACK in settings.attacks and settings.norm == "l2" and shard.images.shape[2] < LEAST_HEIGHT_IN_L2:
+    if squares and settings.norm == "l2" and shard.images.shape[2] < LEAST_HEIGHT_IN_L2:
         raise InputError(
-            f"evaluate: autoattack in L2 takes images of at least {LEAST_HEIGHT_IN_L2} rows, where its black-box part "
-            f"begins, got shape {tuple(shard.images.shape)}; leave autoattack out"
+            f"evaluate: {squares} in L2 takes images of at least {LEAST_HEIGHT_IN_L2} rows, where its black-box part "
+            f"begins, got shape {tuple(shard.images.shape)}; leave {squares} out"
         )
     leaf = shard.images[: min(ANSWERED, settings.batch_size)].to(device, copy=True).requires_grad_(True)
     with torch.enable_grad(), undisturbed(model):
@@ -287,6 +271,16 @@ def _check_inputs(model: Float32Classifier, shard: Shard, settings: EvaluationSe
             "torch.no_grad() or torch.inference_mode()"
         )
     check_labels("evaluate", shard.labels, batch=len(shard.labels), num_classes=logits.shape[1])
+    for name in settings.attacks:
+        if name in AUTOATTACK_PARTS and name not in parts_for(logits.shape[1]):
+            raise InputError(
+                f"evaluate: {name} needs {FEWEST_FOR_APGD_T} classes, the model has {logits.shape[1]}; leave it out"
+            )
+        attack = settings.attack(name, settings.eps[0])
+        if getattr(attack, "loss", "") == "dlr" and logits.shape[1] < FEWEST_FOR_DLR:
+            raise InputError(
+                f"evaluate: {name} needs {FEWEST_FOR_DLR} classes, the model has {logits.shape[1]}; leave it out"
+            )
     return logits.detach()
 
 
@@ -295,9 +289,11 @@ def _check_answers(model: Float32Classifier, shard: Shard, logits: Tensor, store
 
     Where a model gives other logits from call to call, as far as those may differ, four times over.
     """
+    found = store.note(ANSWERS)
+    if found is not None:
+        logits = logits[: len(found["logits"])]  # it may have begun with fewer images
     images = shard.images[: len(logits)]
     digest = hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()
-    found = store.note(ANSWERS)
     if found is None:
         rows = [[value if math.isfinite(value) else str(value) for value in row] for row in logits.tolist()]
         store.write_note(ANSWERS, {"images": digest, "logits": rows, LATE: store.begun})
@@ -347,8 +343,7 @@ def _look_at_first_images(
 
 def _many_like(shard: Shard, settings: EvaluationSettings) -> Tensor | None:
     """A batch like those of a search so long that compiling for it pays; None where it does not."""
-    long = (settings.distance is not None or AUTOATTACK in settings.attacks) and settings.max_steps is None
-    if not long or len(shard.images) < MANY:
+    if not settings.searches_long or len(shard.images) < MANY:
         return None
     images = shard.images[: settings.batch_size]
     return images.flatten(1) if shard.flat else images
@@ -376,5 +371,6 @@ def _report(
         ],
         notes=notes_on(subject)
         + notes_for(settings, classes, report.refuted, report.again)
+        + notes_on_columns(report)
         + notes_on_records(len(store.without_digest), late=bool((store.note(ANSWERS) or {}).get(LATE))),
     )

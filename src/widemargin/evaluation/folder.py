@@ -27,6 +27,8 @@ REPORT = "report.json"
 SETTINGS, SHARDS = "settings.json", "shards"
 DIGESTS = {EXAMPLES: "examples", GALLERY: "gallery"}
 """The keys of ``report.json`` under which it has the digests of the other two."""
+UNKNOWN = "unknown: the file does not say"
+"""How images are normalized in public weights whose file says nothing of it."""
 FAMILY = "widemargin-evaluation-"
 FORMAT = f"{FAMILY}1"
 IN_MEMORY = "tensors in memory"

@@ -1,12 +1,12 @@
 """One shard judged: every attack at every eps, margins and distances; each finished piece is written down at once.
 
-Whatever the model, attacks see float32 images in, float32 logits out (``Float32Classifier``). A shard ends as a header
-and a line for each example: its verdicts, and which part of AutoAttack broke it at each eps.
+Whatever the model, attacks see float32 images in, float32 logits out (``Float32Classifier``). What is known of the
+shard already is not found out again; what is new stands beside it (``judged_shard.py``).
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widemargin.attacks.names import AUTOATTACK
+from widemargin.attacks.names import AUTOATTACK, variant_names
 from widemargin.attacks.threat import make_threat
 from widemargin.core import randomness
 from widemargin.core.checks import check_labels, check_logits
@@ -23,9 +23,11 @@ from widemargin.core.records import Record
 from widemargin.errors import InputError
 from widemargin.evaluation.autoattack import PARTS, break_survivors, make_reference, parts_for
 from widemargin.evaluation.certified import ALL, certified_radii
+from widemargin.evaluation.columns import CLEAN, Column, labels
 from widemargin.evaluation.distance import minimal_distance
+from widemargin.evaluation.judged_shard import BY, JudgedShard, part_column, sibling
 from widemargin.evaluation.minimal_norm import ONLY_FAB, NearestSearch
-from widemargin.evaluation.settings import EvaluationSettings, eps_text
+from widemargin.evaluation.settings import CERTIFIED, EvaluationSettings
 from widemargin.evaluation.shards import Shard, Store
 from widemargin.losses import decided, predicted
 from widemargin.margins import effective_margin
@@ -69,6 +71,42 @@ def _input_dtype(model: nn.Module) -> torch.dtype:
     return next((parameter.dtype for parameter in weights + found), torch.float32)
 
 
+def is_judged(
+    store: Store, number: int, judged: JudgedShard | None, settings: EvaluationSettings, num_classes: int
+) -> bool:
+    """Whether a shard has all that is asked for; refuses an attack that is another one now under its old name."""
+    if judged is None:
+        return False
+    asked = settings.columns(num_classes)
+    codes = {column.attack: column.code for column in asked if column.code}
+    for column in judged.verdicts:
+        if column.code != codes.get(column.attack, column.code):
+            raise InputError(
+                f"evaluate.attacks: {column.attack} was another attack when it was judged here (its settings, its "
+                "source or its networks' weights have changed); give it another name, with a pair (name, attack)"
+            )
+    return all(_has(store, number, judged, column, settings) for column in asked) and all(
+        _has_measured(judged, name, depends, settings) for name, depends in settings.measured.items()
+    )
+
+
+def _has(store: Store, number: int, judged: JudgedShard, column: Column, settings: EvaluationSettings) -> bool:
+    if column not in judged.verdicts:
+        return False
+    if not settings.save_adversarial or column.attack in (CLEAN, AUTOATTACK) or variant_names(column.attack):
+        return True
+    return column in judged.images and store.images_file(number, column.piece).is_file()
+
+
+def _has_measured(judged: JudgedShard, name: str, depends: Any, settings: EvaluationSettings) -> bool:
+    if name not in judged.measured or judged.depends.get(name) != depends:
+        return False
+    if name != CERTIFIED:
+        return True
+    count = len(judged.labels) if settings.certify == ALL else int(settings.certify or 0) - judged.first
+    return all(radius is not None for radius in judged.measured[name][: max(0, count)])
+
+
 @dataclass(frozen=True)
 class Judge:
     """A model, what to do to it, and where results go."""
@@ -80,40 +118,64 @@ class Judge:
     store: Store
     device: torch.device
     progress: Progress
+    num_classes: int
 
-    def judge(self, shard: Shard) -> None:
-        """Finish one shard."""
+    def judge(self, shard: Shard, judged: JudgedShard | None = None) -> None:
+        """Finish one shard, of which something may be known; in the order in which columns are made of others."""
         x, y = shard.images.to(self.device), shard.labels.to(self.device)
-        clean = self._piece(shard, "clean", lambda: self._clean(shard, x))
-        check_labels("evaluate", shard.labels, batch=len(y), num_classes=clean["classes"])
-        predictions = torch.tensor(clean["predictions"])
-        columns: dict[str, Tensor] = {"clean": predictions == shard.labels}
-        pieces = {"clean": clean}
-        for eps in self.settings.eps:
-            for name in self.settings.attacks:
-                if name == AUTOATTACK:
-                    pieces |= self._autoattack(shard, x, y, columns, eps, clean["classes"])
-                elif name != "clean":
-                    label = self.settings.label(name, eps)
-                    pieces[label] = self._piece(shard, label, self._gradient_attack(shard, x, y, name, eps))
-                    columns[label] = torch.tensor(pieces[label]["correct"], dtype=torch.bool)
-        measured = self._measured(shard, x, y, clean["classes"])
-        header: Record = {"first": shard.first, "count": len(y)}
-        header["seconds"] = {name: piece["seconds"] for name, piece in (pieces | measured).items()}
-        undecided = {name: piece[UNDECIDED] for name, piece in pieces.items() if piece.get(UNDECIDED)}
-        if undecided:
-            header[UNDECIDED] = {name: [shard.first + n for n in where] for name, where in undecided.items()}
-        if self.settings.search == "tf32":
-            header["refuted"] = sum(piece.get("refuted", 0) for piece in pieces.values())
-            header["again"] = measured.get("distance", {}).get("again", 0)
-        rows = example_rows(self.settings, shard, predictions, columns, pieces, measured)
-        self.store.write_shard(shard.number, header, rows)
+        check_labels("evaluate", shard.labels, batch=len(y), num_classes=self.num_classes)
+        if judged is None:
+            clean = self._clean(shard, x)
+            judged = JudgedShard.begun(shard.first, shard.labels.tolist(), clean["predictions"], clean["seconds"])
+        asked = self.settings.columns(self.num_classes)
+        names = labels(asked)
+        for column in asked:
+            if not _has(self.store, shard.number, judged, column, self.settings):
+                self._judge_column(shard, x, y, judged, column, names[column])
+        for name, depends in self.settings.measured.items():
+            if not _has_measured(judged, name, depends, self.settings):
+                self._measure(shard, x, y, judged, name, depends)
+        self.store.write_shard(shard.number, *judged.lines())
 
-    def _piece(self, shard: Shard, name: str, compute: Callable[[], Record]) -> Record:
+    def _judge_column(self, shard: Shard, x: Tensor, y: Tensor, judged: JudgedShard, column: Column, name: str) -> None:
+        """Add the column to what is known."""
+        parts = [part_column(column, part) for part in parts_for(self.num_classes)]
+        clean = torch.tensor(judged.verdicts[Column(attack=CLEAN)], dtype=torch.bool)
+        if column.attack == AUTOATTACK:
+            judged.verdicts[column] = judged.verdicts[parts[-1]]
+            return
+        if variants := [sibling(column, variant) for variant in variant_names(column.attack, self.num_classes)]:
+            judged.verdicts[column] = [
+                all(right) for right in zip(*(judged.verdicts[v] for v in variants), strict=True)
+            ]
+            return
+        if column.is_part or column.attack in PARTS:
+            if column.is_part and column != parts[0]:
+                clean = torch.tensor(judged.verdicts[parts[parts.index(column) - 1]], dtype=torch.bool)
+            piece = self._piece(shard, column.piece, name, self._part(shard, x, y, clean, column), column)
+            clean[piece["broken"]] = False
+            judged.verdicts[column] = clean.tolist()
+        else:
+            piece = self._piece(shard, column.piece, name, self._attack(shard, x, y, clean, column), column)
+            judged.verdicts[column] = piece["correct"]
+        judged.seconds[column] = piece["seconds"]
+        if piece.get(UNDECIDED):
+            judged.undecided[column] = [shard.first + position for position in piece[UNDECIDED]]
+        if "refuted" in piece:
+            judged.counts["refuted"] = judged.counts.get("refuted", 0) + piece["refuted"]
+        if "images" in piece:
+            judged.images[column] = piece["images"]
+
+    def _piece(
+        self, shard: Shard, name: str, called: str, compute: Callable[[], Record], column: Column | None = None
+    ) -> Record:
         """A piece from the store, or computed and written there."""
-        found = self.store.part(shard.number, name)
+        found = self.store.part(shard.number, name, column)
+        if column is not None and self.settings.save_adversarial and found is not None:
+            has_images = "images" in found and self.store.images_file(shard.number, name).is_file()
+            found = found if has_images else None
         if found is None:
-            self.progress(shard.number, name)
+            self.progress(shard.number, called)
             began = time.monotonic()
             found = compute()
             found["seconds"] = round(time.monotonic() - began, 3)
@@ -121,149 +183,160 @@ class Judge:
         return found
 
     def _clean(self, shard: Shard, x: Tensor) -> Record:
-        with torch.no_grad():
-            logits = torch.cat([self.model(images) for images in x.split(self.settings.batch_size)])
-        none = (~decided(logits)).nonzero()[:, 0].tolist()
-        if none:
-            raise InputError(
-                f"evaluate: the model gives no prediction for {len(none)} of images {shard.first} to "
-                f"{shard.first + len(x) - 1}, the first is image {shard.first + none[0]}: a logit is NaN or +inf, or "
-                "all are -inf; find the operator (0/0, log 0, an overflow) that makes them"
-            )
-        return {"predictions": logits.argmax(1).tolist(), "classes": logits.shape[1]}
-
-    def _gradient_attack(self, shard: Shard, x: Tensor, y: Tensor, name: str, eps: float) -> Callable[[], Record]:
-        attack = self.settings.attack(name, eps)
+        """What it predicts."""
 
         def compute() -> Record:
-            correct: list[bool] = []
-            known: list[bool] = []
-            for number, (images, labels) in enumerate(
-                zip(x.split(self.settings.batch_size), y.split(self.settings.batch_size), strict=True)
-            ):
-                generator = randomness.derived(self.settings.seed, "evaluate", shard.number, number)
-                with allowing_tf32() if self.settings.search == "tf32" else nullcontext():
-                    x_adv = images if attack is None else attack(self.search_model, images, labels, generator=generator)
+            with torch.no_grad():
+                logits = torch.cat([self.model(images) for images in x.split(self.settings.batch_size)])
+            none = (~decided(logits)).nonzero()[:, 0].tolist()
+            if none:
+                raise InputError(
+                    f"evaluate: the model gives no prediction for {len(none)} of images {shard.first} to "
+                    f"{shard.first + len(x) - 1}, the first is image {shard.first + none[0]}: a logit is NaN or +inf, "
+                    "or all are -inf; find the operator (0/0, log 0, an overflow) that makes them"
+                )
+            return {"predictions": logits.argmax(1).tolist(), "classes": logits.shape[1]}
+
+        return self._piece(shard, CLEAN, CLEAN, compute)
+
+    def _attack(self, shard: Shard, x: Tensor, y: Tensor, clean: Tensor, column: Column) -> Callable[[], Record]:
+        """An attack with a name, or one of the user's own, on every image."""
+        settings, size = self.settings, self.settings.batch_size
+        own = settings.own_attack(column.attack)
+        eps = next((eps for eps in settings.eps if float(eps) == column.radius), column.radius)
+        assert eps is not None
+        attack = settings.attack(column.attack, eps)
+
+        def perturbed(images: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
+            if own is not None:
+                torch.manual_seed(generator.initial_seed())  # it may draw from there; the state is put back in the end
+                with torch.enable_grad():
+                    return own.run(self.model, images, targets, eps=eps, norm=settings.norm, generator=generator)
+            with allowing_tf32() if settings.search == "tf32" else nullcontext():
+                return images if attack is None else attack(self.search_model, images, targets, generator=generator)
+
+        def compute() -> Record:
+            correct: list[Tensor] = []
+            known: list[Tensor] = []
+            found: list[Tensor] = []
+            for number, (images, targets) in enumerate(zip(x.split(size), y.split(size), strict=True)):
+                generator = randomness.derived(settings.seed, "evaluate", shard.number, number)
+                x_adv = perturbed(images, targets, generator)
                 with torch.no_grad():
                     logits = self.model(x_adv)
-                correct += predicted(logits, labels).tolist()
-                known += decided(logits).tolist()
-            return {"correct": correct, UNDECIDED: [position for position, yes in enumerate(known) if not yes]}
+                correct.append(predicted(logits, targets))
+                known.append(decided(logits))
+                found += [x_adv] if settings.save_adversarial else []
+            record: Record = {
+                "correct": torch.cat(correct).tolist(),
+                UNDECIDED: (~torch.cat(known)).nonzero()[:, 0].tolist(),
+            }
+            if settings.save_adversarial:
+                broken = (clean.to(x.device) & ~torch.cat(correct)).nonzero()[:, 0]
+                record["images"] = self._save(shard, column, broken, torch.cat(found)[broken])
+            return record
 
         return compute
 
-    def _autoattack(
-        self, shard: Shard, x: Tensor, y: Tensor, columns: dict[str, Tensor], eps: float, classes: int
-    ) -> dict[str, Record]:
-        """Adds a column after each part and one for the whole; returns the pieces."""
-        settings = self.settings
-        reference, threat = self._reference(self.search_model, eps, classes), make_threat(settings.norm, eps)
-        survivors, pieces = columns["clean"].clone(), {}
-        for part in parts_for(classes):
-            label = settings.label(f"{AUTOATTACK}/{part}", eps)
+    def _part(self, shard: Shard, x: Tensor, y: Tensor, survivors: Tensor, column: Column) -> Callable[[], Record]:
+        """A part of AutoAttack, on the survivors of those before or alone."""
+        settings, eps = self.settings, column.radius
+        assert eps is not None
+        threat = make_threat(settings.norm, eps) if settings.search == "tf32" else None
 
-            def compute(part: str = part, survivors: Tensor = survivors) -> Record:
-                alive = survivors.to(x.device)
-                size, tf32 = settings.batch_size, threat if settings.search == "tf32" else None
-                found = break_survivors(
-                    self.model, x, y, alive, reference=reference, part=part, batch_size=size, tf32=tf32
-                )
-                record: Record = {"broken": found.positions, UNDECIDED: found.undecided}
-                return record | ({"refuted": found.refuted} if tf32 else {})
+        def compute() -> Record:
+            found = break_survivors(
+                self.model,
+                x,
+                y,
+                survivors.to(x.device),
+                reference=self._reference(self.search_model, eps),
+                part=column.attack.removeprefix(f"{AUTOATTACK}/"),
+                batch_size=settings.batch_size,
+                tf32=threat,
+            )
+            record: Record = {"broken": found.positions, UNDECIDED: found.undecided}
+            if settings.save_adversarial:
+                record["images"] = self._save(shard, column, torch.tensor(found.positions), found.images)
+            return record | ({"refuted": found.refuted} if threat else {})
 
-            pieces[label] = self._piece(shard, label, compute)
-            survivors = survivors.clone()
-            survivors[pieces[label]["broken"]] = False
-            columns[label] = survivors
-        columns[settings.label(AUTOATTACK, eps)] = survivors
-        return pieces
+        return compute
 
-    def _reference(self, model: Float32Classifier, eps: float, classes: int) -> Any:
+    def _save(self, shard: Shard, column: Column, positions: Tensor, images: Tensor) -> str:
+        """Keep the adversarial images found at these positions; returns the digest of their file."""
+        positions = positions.cpu().long()
+        arrays = {
+            "index": (shard.first + positions).numpy(),
+            "label": shard.labels[positions].numpy(),
+            "images": images.cpu().numpy(),
+        }
+        return self.store.write_images(shard.number, column.piece, arrays)
+
+    def _reference(self, model: Float32Classifier, eps: float) -> Any:
         norm, seed, most = self.settings.norm, self.settings.seed, self.settings.max_steps
         return make_reference(
-            model, eps=eps, norm=norm, seed=seed, num_classes=classes, device=self.device, max_steps=most
+            model, eps=eps, norm=norm, seed=seed, num_classes=self.num_classes, device=self.device, max_steps=most
         )
 
-    def _measured(self, shard: Shard, x: Tensor, y: Tensor, classes: int) -> dict[str, Record]:
-        settings, pieces = self.settings, {}
-        if settings.margins:
-            pieces["margin"] = self._piece(shard, "margin", lambda: {"values": _numbers(self._margin(x, y))})
-        if settings.distance is not None:
-            name = "distance" if settings.distance == ONLY_FAB else f"distance-{settings.distance}"
-            pieces["distance"] = self._piece(shard, name, lambda: self._distance(x, y, classes))
-        if settings.certify is not None:
-            pieces["certified"] = self._piece(shard, "certified", lambda: {"values": self._certified(shard, x, y)})
-        return pieces
+    def _measure(self, shard: Shard, x: Tensor, y: Tensor, judged: JudgedShard, name: str, depends: Any) -> None:
+        """Add a measurement to what is known: its values, and whatever more it says of each image."""
+        measure = {
+            "margin": lambda: self._margin(x, y),
+            "distance": lambda: self._distance(x, y),
+            CERTIFIED: lambda: self._certified(shard, x, y, judged.measured.get(name, [])),
+        }[name]
+        if name != CERTIFIED:
+            judged.set_aside(name)
+            if judged.bring_back(name, depends):
+                return
+        way = self.settings.certify if name == CERTIFIED else depends
+        piece = self._piece(shard, name if way is None else f"{name}-{way}", name, measure)
+        judged.measured |= {name: piece["values"]} | ({f"{name}{BY}": piece["by"]} if "by" in piece else {})
+        judged.seconds[name] = piece["seconds"]
+        if depends is not None:
+            judged.depends[name] = depends
+        if "again" in piece:
+            judged.counts["again"] = piece["again"]
 
-    def _certified(self, shard: Shard, x: Tensor, y: Tensor) -> list[Any]:
+    def _certified(self, shard: Shard, x: Tensor, y: Tensor, known: list[Any]) -> Record:
+        """After the radii that are known of the first images those of more."""
         certify = self.settings.certify or ALL
-        return certified_radii(self.model, x, y, self.settings.norm, first=shard.first, certify=certify)
+        known = known[: known.index(None)] if None in known else known
+        rest = slice(len(known), None)
+        found = certified_radii(
+            self.model, x[rest], y[rest], self.settings.norm, first=shard.first + len(known), certify=certify
+        )
+        return {"values": [*known, *found]}
 
-    def _distance(self, x: Tensor, y: Tensor, classes: int) -> Record:
+    def _distance(self, x: Tensor, y: Tensor) -> Record:
         settings = self.settings
         tf32 = settings.search == "tf32"
         found = minimal_distance(
             self.model,
             x,
             y,
-            search=self._nearest_search(self.model, classes),
+            search=self._nearest_search(self.model),
             batch_size=settings.batch_size,
             seed=settings.seed,
-            tf32_search=self._nearest_search(self.search_model, classes) if tf32 else None,
+            tf32_search=self._nearest_search(self.search_model) if tf32 else None,
         )
         record: Record = {"values": _numbers(found.values)} | ({"again": found.again} if tf32 else {})
         return record if settings.distance == ONLY_FAB else record | {"by": found.by}  # as in earlier versions
 
-    def _nearest_search(self, model: Float32Classifier, classes: int) -> NearestSearch:
+    def _nearest_search(self, model: Float32Classifier) -> NearestSearch:
         settings = self.settings
         return NearestSearch(
-            reference=self._reference(model, 1.0, classes),
+            reference=self._reference(model, 1.0),
             norm=settings.norm,
             method=settings.distance or ONLY_FAB,
             max_steps=settings.max_steps,
         )
 
-    def _margin(self, x: Tensor, y: Tensor) -> Tensor:
+    def _margin(self, x: Tensor, y: Tensor) -> Record:
         size = self.settings.batch_size
         pairs = zip(x.split(size), y.split(size), strict=True)
-        return torch.cat([effective_margin(self.model, images, labels, self.settings.norm) for images, labels in pairs])
-
-
-def example_rows(
-    settings: EvaluationSettings,
-    shard: Shard,
-    predictions: Tensor,
-    columns: Mapping[str, Tensor],
-    pieces: Mapping[str, Record],
-    measured: Mapping[str, Record],
-) -> list[Record]:
-    """A line for each example of a shard; ``broken_by`` is the part at the first eps that broke it."""
-    broken_at = {
-        eps_text(eps): _breaker(settings, pieces, eps) for eps in settings.eps if AUTOATTACK in settings.attacks
-    }
-    rows = []
-    for position in range(len(predictions)):
-        parts = {eps: parts.get(position) for eps, parts in broken_at.items()}
-        names = (part if len(parts) == 1 else f"{part}@{eps}" for eps, part in parts.items() if part is not None)
-        row: Record = {
-            "index": shard.first + position,
-            "label": int(shard.labels[position]),
-            "prediction": int(predictions[position]),
-            "verdicts": {label: bool(column[position]) for label, column in columns.items()},
-            "broken_by": next(names, None),
-            "broken_at": parts,
-        }
-        row |= {name: piece["values"][position] for name, piece in measured.items()}
-        if "by" in measured.get("distance", {}):
-            row["distance_by"] = measured["distance"]["by"][position]
-        rows.append(row)
-    return rows
-
-
-def _breaker(settings: EvaluationSettings, pieces: Mapping[str, Record], eps: float) -> dict[int, str]:
-    """The part of AutoAttack that broke a position at that eps."""
-    labels = {part: settings.label(f"{AUTOATTACK}/{part}", eps) for part in PARTS}
-    return {position: part for part, label in labels.items() if label in pieces for position in pieces[label]["broken"]}
+        found = [effective_margin(self.model, images, targets, self.settings.norm) for images, targets in pairs]
+        return {"values": _numbers(torch.cat(found))}
 
 
 def _numbers(values: Tensor) -> list[float | str | None]:

@@ -4,7 +4,7 @@ On disk it is ``report.json`` and ``examples.jsonl`` (``folder.py``).
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widemargin.attacks.names import AUTOATTACK, GradientAttack
+from widemargin.attacks.names import AUTOATTACK, GradientAttack, variant_names
 from widemargin.attacks.pgd import PGD
 from widemargin.config.checkpoint import software_versions
 from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import percent
 from widemargin.evaluation.autoattack import FEWEST_FOR_APGD_T, PARTS, parts_for
 from widemargin.evaluation.certified import summarize_certified
+from widemargin.evaluation.columns import CLEAN, Column, labels
+from widemargin.evaluation.comparison import NUMBERS, wilson
 from widemargin.evaluation.distance import rank_correlation
 from widemargin.evaluation.folder import (
     FORMAT,
+    UNKNOWN,
     Distance,
     ModelInfo,
     Radius,
     write_folder,
 )
 from widemargin.evaluation.gallery import GALLERY, Bytes, Gallery, Integers
+from widemargin.evaluation.judged_shard import BY, JudgedShard, sibling
 from widemargin.evaluation.minimal_norm import ONLY_FAB
-from widemargin.evaluation.settings import EvaluationSettings, eps_text
+from widemargin.evaluation.settings import CERTIFIED, EvaluationSettings, eps_text
 from widemargin.evaluation.shards import Shard, Store
 from widemargin.margins import summarize
 from widemargin.types import Alarm
@@ -41,18 +45,28 @@ SHOWN, STEPS = 8, 20
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Accuracy in percent and verdicts, (N,) bool, by attack; several eps make names such as "pgd20@2/255"."""
+    """Accuracy in percent and verdicts, (N,) bool, by label: the attack, with its eps where there are several."""
 
     settings: EvaluationSettings
     subject: ModelInfo
     accuracy: dict[str, float]
     verdicts: dict[str, Tensor]
+    columns: dict[str, Column]
+    """What each label is of."""
+    targets: Tensor
+    """(N,): the classes of the images."""
+    measured: tuple[str, ...] = ()
+    """The keys of a line beside its verdicts."""
+    partial: dict[str, int] = field(default_factory=dict)
+    """What the folder has of some of the images alone, and of how many; it is left out."""
     margin: Tensor | None
     distance: Tensor | None
     distance_by: tuple[str | None, ...] = ()
     certified: Tensor | None = None
     """(N,): proven radii, NaN where there is none."""
     """The attack that found each; None where the image is misclassified, and where none was found."""
+    distance_method: str = ONLY_FAB
+    """Which attacks looked for it (``minimal_norm.METHODS``)."""
     alarms: list[Alarm]
     notes: tuple[str, ...] = ()
     """What is to be known about how the numbers were made, whatever they are."""
@@ -70,14 +84,66 @@ class Report:
 
     @property
     def attacked(self) -> dict[str, tuple[float, Tensor]]:
-        """By attack: its eps and what it left right."""
-        eps = {eps_text(eps): float(eps) for eps in self.settings.eps}
-        first = float(self.settings.eps[0])
+        """By label: the attack's eps and what it left right."""
         return {
-            name: (eps.get(name.partition("@")[2], first), right)
-            for name, right in self.verdicts.items()
-            if name != "clean"
+            name: (column.radius, self.verdicts[name])
+            for name, column in self.columns.items()
+            if column.radius is not None
         }
+
+    @property
+    def eps(self) -> tuple[Radius, ...]:
+        """Those asked for, then others at which attacks were found in the folder."""
+        asked = {float(eps): Radius(eps_text(eps), float(eps)) for eps in self.settings.eps}
+        others = {
+            column.radius: Radius(column.written, column.radius)
+            for column in self.columns.values()
+            if column.radius is not None and not column.own_eps
+        }
+        if others and not self.settings.attacked:  # what was given, if anything, was for nothing
+            return tuple(others.values())
+        return tuple((asked | {value: eps for value, eps in others.items() if value not in asked}).values())
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """Those asked for, then others found in the folder."""
+        whole = [column.attack for column in self.columns.values() if column.radius is not None and not column.is_part]
+        made_of = {variant for name in whole for variant in variant_names(name)}
+        return tuple(dict.fromkeys([*self.settings.attacks, *(name for name in whole if name not in made_of)]))
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Wilson's 95% interval of each accuracy, in percent."""
+        return {name: wilson(int(right.sum()), self.count) for name, right in self.verdicts.items()}
+
+    def _by_class(self) -> dict[str, Any]:
+        """How many images a class has, and its accuracy by label; None where it has none."""
+        counts = torch.bincount(self.targets).tolist()
+        right = {
+            name: torch.bincount(self.targets[found], minlength=len(counts)) for name, found in self.verdicts.items()
+        }
+        shares = {
+            name: [100 * one / count if count else None for one, count in zip(found.tolist(), counts, strict=True)]
+            for name, found in right.items()
+        }
+        return {"count": counts, "accuracy": shares}
+
+    def _strongest(self) -> dict[str, Any]:
+        """Of each attack that is the worst of several, how many images each of them broke first, and alone."""
+        labels_of = {column: name for name, column in self.columns.items()}
+        found = {}
+        for column, name in labels_of.items():
+            variants = [sibling(column, variant) for variant in variant_names(column.attack)]
+            there = [labels_of[variant] for variant in variants if variant in labels_of]
+            if not there:
+                continue
+            wrong = torch.stack([~self.verdicts[variant] for variant in there]) & self.verdicts[CLEAN]
+            alone, before = wrong & (wrong.sum(0) == 1), wrong.cumsum(0) - wrong.long()
+            found[name] = {
+                variant: {"first": int((wrong[n] & (before[n] == 0)).sum()), "alone": int(alone[n].sum())}
+                for n, variant in enumerate(there)
+            }
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """What ``report.json`` holds."""
@@ -87,14 +153,18 @@ class Report:
             **{key: value for key, value in asdict(subject).items() if key not in _OF_DATA},
             "data": self._data(),
             "norm": settings.norm,
-            "eps": [asdict(Radius(eps_text(eps), float(eps))) for eps in settings.eps],
+            "eps": [asdict(radius) for radius in self.eps],
             "step_size": self._step_size(),
             "seed": settings.seed,
             "shard_size": settings.shard_size,
             "batch_size": settings.batch_size,
-            "attacks": list(settings.attacks),
+            "attacks": list(self.attacks),
+            "columns": {name: column.to_json() for name, column in self.columns.items()},
             "search": settings.search,
             "accuracy": self.accuracy,
+            "intervals": {name: list(ends) for name, ends in self.intervals.items()},
+            "classes": self._by_class(),
+            "strongest": self._strongest(),
             "curves": self.curves,
             "margins": self._margins(),
             "distance": self._distance(),
@@ -121,7 +191,7 @@ class Report:
         settings = self.settings
         if settings.step_size is not None:
             return float(settings.step_size)
-        return float(settings.eps[0]) / 4 if len(settings.eps) == 1 else None
+        return self.eps[0].value / 4 if len(self.eps) == 1 else None
 
     def _margins(self) -> dict[str, Any] | None:
         if self.margin is None:
@@ -137,7 +207,7 @@ class Report:
         winners = Counter(name for name in self.distance_by if name is not None)
         return asdict(
             Distance(
-                method=self.settings.distance or ONLY_FAB,
+                method=self.distance_method,
                 found_by=dict(winners.most_common()),
                 count=len(found),
                 median=float(found.quantile(0.5)) if len(found) else None,
@@ -150,7 +220,7 @@ class Report:
     def _certified(self) -> dict[str, Any] | None:
         if self.certified is None:
             return None
-        eps = {eps_text(eps): float(eps) for eps in self.settings.eps}
+        eps = {radius.written: radius.value for radius in self.eps}
         return asdict(summarize_certified(self.certified, self.verdicts["clean"], eps))
 
 
@@ -162,102 +232,121 @@ def collect(
     alarms: list[Alarm],
     device: str,
 ) -> Report:
-    """Put the finished shards together."""
-    verdicts: dict[str, list[bool]] = {}
-    measured: dict[str, list[float]] = {}
+    """Put the finished shards together: what is asked for, and whatever else the folder has of all these images."""
+    shards = [store.shard(number) for number in shard_numbers]
+    count = sum(len(shard.labels) for shard in shards)
+    asked = {
+        column: column for eps in settings.eps for name in settings.attacks for column in [settings.column(name, eps)]
+    }
+    found = Counter(column for shard in shards for column in shard.verdicts for _ in shard.labels)
+    ways = shards[0].depends
+    measured = Counter(
+        key
+        for shard in shards
+        for key in shard.measured
+        for _ in shard.labels
+        if shard.depends.get(key.removesuffix(BY)) == ways.get(key.removesuffix(BY))
+    )
+    _check_complete({column.attack: found[column] for column in asked}, count, store.folder)
+    _check_complete({name: measured[name] for name in settings.measured}, count, store.folder)
+    names = labels(asked.get(column, column) for column in found if found[column] == count)
+    flags = {
+        name: torch.tensor([right for shard in shards for right in shard.verdicts[column]], dtype=torch.bool)
+        for column, name in names.items()
+    }
     seconds: dict[str, float] = {}
     undecided: dict[str, list[int]] = {}
-    by: list[str | None] = []
-    refuted = again = 0
-    for number in shard_numbers:
-        header, examples = store.shard(number)
-        refuted += header.get("refuted", 0)
-        again += header.get("again", 0)
-        for name, images in header.get("undecided", {}).items():
-            undecided.setdefault(name, []).extend(images)
-        for name, value in header["seconds"].items():
-            seconds[name] = round(seconds.get(name, 0.0) + value, 3)
-        for example in examples:
-            for name, verdict in example["verdicts"].items():
-                verdicts.setdefault(name, []).append(verdict)
-            if "distance" in example:
-                found = example["verdicts"]["clean"] and example["distance"] is not None
-                by.append(example.get("distance_by", ONLY_FAB if found else None))
-            if "certified" in example:
-                radius = example["certified"]
-                measured.setdefault("certified", []).append(float("nan") if radius is None else float(radius))
-            for name in ("margin", "distance"):
-                if name in example:
-                    endless = float("inf") if example["verdicts"]["clean"] else float("-inf")
-                    measured.setdefault(name, []).append(endless if example[name] is None else float(example[name]))
-    _check_columns(verdicts, measured, settings, store.folder)
-    flags = {name: torch.tensor(values, dtype=torch.bool) for name, values in verdicts.items()}
-    accuracy = {name: percent(values) for name, values in flags.items()}
+    for shard in shards:
+        for key, value in shard.seconds.items():
+            name = names.get(key, "") if isinstance(key, Column) else key
+            if name:
+                seconds[name] = round(seconds.get(name, 0.0) + value, 3)
+        for column, images in shard.undecided.items():
+            if column in names:
+                undecided.setdefault(names[column], []).extend(images)
     tensors = {
-        name: torch.tensor(values, dtype=torch.float64 if name == "certified" else torch.float32)
-        for name, values in measured.items()
+        key: torch.tensor([_number(v, c) for shard in shards for v, c in _with_clean(shard, key)], dtype=torch.float32)
+        for key in ("margin", "distance")
+        if measured[key] == count
     }
+    accuracy = {name: percent(values) for name, values in flags.items()}
     return Report(
         settings=settings,
         subject=subject,
         accuracy=accuracy,
         verdicts=flags,
+        columns={name: column for column, name in names.items()},
+        targets=torch.tensor([label for shard in shards for label in shard.labels]),
+        measured=tuple(key for key in measured if measured[key] == count),
+        partial={
+            **{column.piece: found[column] for column in found if found[column] < count},
+            **{key: there for key, there in measured.items() if there < count and key in NUMBERS},
+        },
         margin=tensors.get("margin"),
         distance=tensors.get("distance"),
-        distance_by=tuple(by),
-        certified=tensors.get("certified"),
+        certified=_certified(shards) if measured[CERTIFIED] == count else None,
+        distance_by=tuple(by for shard in shards for by in _found_by(shard)) if measured["distance"] == count else (),
+        distance_method=shards[0].depends.get("distance", ONLY_FAB),
         alarms=alarms,
         seconds=seconds,
         device=device,
-        count=len(flags["clean"]),
+        count=count,
         files=store.folder,
-        refuted=refuted,
-        again=again,
+        refuted=sum(shard.counts.get("refuted", 0) for shard in shards),
+        again=sum(shard.counts.get("again", 0) for shard in shards),
         undecided=undecided,
-        curves=_curves(accuracy, settings),
+        curves=_curves(accuracy, names),
     )
 
 
-def _check_columns(
-    verdicts: dict[str, list[bool]], measured: dict[str, list[float]], settings: EvaluationSettings, folder: Path | None
-) -> None:
+def _check_complete(found: Mapping[str, int], count: int, folder: Path | None) -> None:
     """Every example has every verdict and measurement that the settings ask for."""
-    asked = {"clean", *(settings.label(name, eps) for name in settings.attacks for eps in settings.eps)}
-    wishes = {
-        "margin": settings.margins,
-        "distance": settings.distance is not None,
-        "certified": settings.certify is not None,
-    }
-    asked |= {name for name, wanted in wishes.items() if wanted}
-    columns = verdicts | measured
-    count = len(verdicts.get("clean", []))
-    for name in sorted(asked | columns.keys()):
-        if len(columns.get(name, [])) != count:
+    for name, there in found.items():
+        if there != count:
             raise InputError(
-                f"{folder}: {len(columns.get(name, []))} of {count} examples in the shards have {name!r}; remove the "
-                "shards that lack it, and the same command makes them again"
+                f"{folder}: {there} of {count} examples in the shards have {name!r}; remove the shards that lack it, "
+                "and the same command makes them again"
             )
 
 
-def _curves(accuracy: dict[str, float], settings: EvaluationSettings) -> dict[str, list[dict[str, Any]]]:
-    names = [name for name in settings.attacks if name != "clean"]
-    return {
-        name: [
-            {"eps": float(eps), "written": eps_text(eps), "accuracy": accuracy[settings.label(name, eps)]}
-            for eps in sorted(settings.eps, key=float)
-        ]
-        for name in names
-    }
+def _certified(shards: Iterable[JudgedShard]) -> Tensor:
+    """NaN where no radius was asked for."""
+    radii = [float("nan") if radius is None else radius for shard in shards for radius in shard.measured[CERTIFIED]]
+    return torch.tensor(radii, dtype=torch.float64)
+
+
+def _found_by(shard: JudgedShard) -> list[str | None]:
+    """The attack that found each distance; earlier versions had one and did not say."""
+    clean, sizes = shard.verdicts[Column(attack=CLEAN)], shard.measured["distance"]
+    fab = [ONLY_FAB if right and size is not None else None for right, size in zip(clean, sizes, strict=True)]
+    return shard.measured.get(f"distance{BY}", fab)
+
+
+def _with_clean(shard: JudgedShard, key: str) -> Iterator[tuple[Any, bool]]:
+    return zip(shard.measured[key], shard.verdicts[Column(attack=CLEAN)], strict=True)
+
+
+def _number(value: Any, clean: bool) -> float:
+    """Null is endless: far inside the class, or far outside."""
+    return float(value) if value is not None else float("inf") if clean else float("-inf")
+
+
+def _curves(accuracy: dict[str, float], names: Mapping[Column, str]) -> dict[str, list[dict[str, Any]]]:
+    """Accuracy over eps of each attack, the smallest eps first."""
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for column, name in names.items():
+        if column.radius is not None and not column.own_eps and not column.is_part:
+            point = {"eps": column.radius, "written": column.written, "accuracy": accuracy[name]}
+            curves.setdefault(name.partition("@")[0], []).append(point)
+    return {name: sorted(points, key=lambda point: float(point["eps"])) for name, points in curves.items()}
 
 
 def write_report(report: Report, store: Store, shard_numbers: Iterable[int]) -> None:
     """``report.json`` and ``examples.jsonl`` in the store's folder."""
     if store.folder is not None:
-        examples = (example for number in shard_numbers for example in store.shard(number)[1])
+        names = {column: name for name, column in report.columns.items()}
+        examples = (row for number in shard_numbers for row in store.shard(number).rows(names, report.measured))
         write_folder(store.folder, report.to_json(), examples)
-
-
-UNKNOWN = "unknown: the file does not say"
 
 
 def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, again: int = 0) -> tuple[str, ...]:
@@ -272,7 +361,7 @@ def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, 
             f"AutoAttack ran without its part {', '.join(left_out)}, whose loss needs {FEWEST_FOR_APGD_T} classes; "
             f"this model has {num_classes}."
         )
-    if AUTOATTACK in settings.attacks and settings.search == "tf32":
+    if {AUTOATTACK, *PARTS} & {*settings.attacks} and settings.search == "tf32":
         notes.append(
             "AutoAttack searched with TF32, and all that its parts found was checked in float32, if need be after a "
             f"few more steps; so many finds still were not adversarial there and do not count: {refuted}."
@@ -283,6 +372,14 @@ def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, 
             f"were searched again in float32: {again}."
         )
     return tuple(notes)
+
+
+def notes_on_columns(report: Report) -> tuple[str, ...]:
+    """What the folder has of some of the images alone."""
+    return tuple(
+        f"{name} is known of {found:,} of these {report.count:,} images, so it is left out; ask for it to add the rest."
+        for name, found in report.partial.items()
+    )
 
 
 def notes_on_records(without_digest: int, *, late: bool) -> tuple[str, ...]:

@@ -1,22 +1,26 @@
 """What an evaluation is asked to do: its attacks, radii and random seed, from whatever form people give them in.
 
-Two evaluations of one model and data set with equal settings may be joined.
+An attack at an eps is a column of verdicts (``columns.py``); what may be added to a folder later is in ``identity.py``.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from widemargin.attacks.names import AUTOATTACK, GradientAttack, attack_named
+from widemargin.attacks.names import AUTOATTACK, AUTOATTACK_PARTS, GradientAttack, attack_named, variant_names
 from widemargin.attacks.pgd import PGD
 from widemargin.attacks.strongest import StrongestPGD
 from widemargin.attacks.threat import THREATS, make_threat
 from widemargin.core.checks import check_count, choice
 from widemargin.core.schema import LiteralFloat
 from widemargin.errors import InputError
-from widemargin.evaluation.minimal_norm import METHODS
+from widemargin.evaluation.autoattack import parts_for
+from widemargin.evaluation.columns import CLEAN, Column, step_of
+from widemargin.evaluation.minimal_norm import METHODS, ONLY_FAB
+from widemargin.evaluation.own_attacks import OwnAttack
 from widemargin.types import Norm
 
+CERTIFIED = "certified"
 SEARCHES = ("float32", "tf32")
 SHARD_SIZE, BATCH_SIZE = 500, 250
 """What is finished together, and what is attacked at once, unless somebody says otherwise."""
@@ -24,7 +28,7 @@ SHARD_SIZE, BATCH_SIZE = 500, 250
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """Attacks by name, at each eps; ``step_size=None`` means eps/4 for each eps."""
+    """Attacks by name, at each eps, some the user's own; ``step_size=None`` means eps/4 for each eps."""
 
     attacks: tuple[str, ...]
     eps: tuple[float, ...]
@@ -43,6 +47,8 @@ class EvaluationSettings:
     """The arithmetic in which attacks search; what they find counts as far as it holds in float32."""
     max_steps: int | None = None
     """Cuts PGD and every part of AutoAttack short where only the code is on trial."""
+    own: tuple[OwnAttack, ...] = ()
+    save_adversarial: bool = False
 
     def __post_init__(self) -> None:
         choice("evaluate", "norm", self.norm, tuple(THREATS))
@@ -58,6 +64,8 @@ class EvaluationSettings:
             make_threat(self.norm, eps)
             for name in self.attacks:
                 self.attack(name, eps)
+        for own in self.own:
+            own.check(self.eps, self.norm)
 
     @property
     def attacked(self) -> bool:
@@ -74,14 +82,53 @@ class EvaluationSettings:
         """Whether anything here differentiates the model by its images."""
         return self.sanity or self.margins or self.searches
 
+    @property
+    def measured(self) -> dict[str, Any]:
+        """What is measured of each image: key of its line -> what it depends on, where there is more than one way."""
+        asked = {"margin": self.margins, "distance": self.distance is not None, CERTIFIED: self.certify is not None}
+        depends = {"distance": None if self.distance == ONLY_FAB else self.distance}  # as in earlier versions
+        return {name: depends.get(name) for name, wanted in asked.items() if wanted}
+
+    @property
+    def searches_long(self) -> bool:
+        """Whether there is so much to search that compiling pays."""
+        return self.max_steps is None and (
+            self.distance is not None or bool({AUTOATTACK, *AUTOATTACK_PARTS} & {*self.attacks})
+        )
+
+    def own_attack(self, name: str) -> OwnAttack | None:
+        """The user's own attack of that name."""
+        return next((own for own in self.own if own.name == name), None)
+
     def attack(self, name: str, eps: float) -> GradientAttack | None:
-        """The gradient attack of that name; None for "clean" and "autoattack", which are none."""
-        if name in ("clean", AUTOATTACK):
+        """The gradient attack of that name; None for "clean", for AutoAttack and its parts, and for the user's own."""
+        if name in ("clean", AUTOATTACK, *AUTOATTACK_PARTS) or self.own_attack(name) is not None:
             return None
         attack = attack_named(name, eps=eps, step_size=self.step_size, norm=self.norm)
         if isinstance(attack, PGD | StrongestPGD) and self.max_steps is not None and attack.steps > self.max_steps:
             return replace(attack, steps=self.max_steps)
         return attack
+
+    def column(self, name: str, eps: float) -> Column:
+        """The column of that attack at that eps, or at its own."""
+        if name == CLEAN:
+            return Column(attack=CLEAN)
+        own = self.own_attack(name)
+        if own is not None and own.eps is not None:
+            return Column(attack=name, radius=float(own.eps), code=own.code, written=eps_text(own.eps), own_eps=True)
+        step = None if own is not None else step_of(name, float(eps), self.step_size)
+        code = "" if own is None else own.code
+        return Column(attack=name, radius=float(eps), step_size=step, code=code, written=eps_text(eps))
+
+    def columns(self, num_classes: int) -> tuple[Column, ...]:
+        """Every column asked for, those that make up another before it."""
+        found = {Column(attack=CLEAN): None}
+        for eps in self.eps:
+            for name in self.attacks:
+                parts = tuple(f"{AUTOATTACK}/{part}" for part in parts_for(num_classes)) if name == AUTOATTACK else ()
+                for member in (*parts, *variant_names(name, num_classes), name):
+                    found[self.column(member, eps)] = None
+        return tuple(found)
 
     def label(self, name: str, eps: float) -> str:
         """The name of a result: the attack's, with its eps where there are several."""
@@ -91,18 +138,6 @@ class EvaluationSettings:
 def eps_text(eps: float) -> str:
     """An eps as it was written."""
     return eps.text if isinstance(eps, LiteralFloat) else f"{eps:g}"
-
-
-def attack_names(attacks: Any) -> tuple[str, ...]:
-    """One name or several."""
-    given = list(attacks) if isinstance(attacks, Iterable) and not isinstance(attacks, str) else [attacks]
-    for name in given:
-        if not isinstance(name, str):
-            raise InputError(
-                f"evaluate.attacks must be names such as 'fgsm' or 'pgd20', got {name!r}; eps, norm and step_size are "
-                "given beside them"
-            )
-    return tuple(given)
 
 
 def radii(eps: Any) -> tuple[float, ...]:

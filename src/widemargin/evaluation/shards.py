@@ -1,15 +1,19 @@
 """Data cut into shards, and what an evaluation writes down of each, so that it can be killed anywhere and go on.
 
 ``parts/`` holds one small file for each finished piece of a shard (an attack, the margins), ``shards/`` the finished
-shards as JSON lines. Every file is whole or not there, and carries a digest of itself, the settings and the images it
-is of: another one is refused by its name. Without a folder everything stays in memory. A folder is locked while an
-evaluation works there.
+shards as JSON lines, made anew where pieces are added later. Every file is whole or not there, and carries a digest of
+itself, the settings that the folder was begun with and the images it is of: another one is refused by its name. Without
+a folder everything stays in memory. A folder is locked while an evaluation works there.
 """
 
+import dataclasses
 import hashlib
+import io
 import json
+import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +25,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from widemargin.core.checks import check_batch, check_count, check_range, check_tensor
-from widemargin.core.files import folder_lock, make_folder, write_text_atomic
+from widemargin.core.files import folder_lock, make_folder, write_atomic, write_text_atomic
 from widemargin.core.records import (
     DIGEST,
     LINES,
     Record,
+    digest_of_file,
     parsed,
     read_text,
     sealed,
@@ -33,8 +38,11 @@ from widemargin.core.records import (
 )
 from widemargin.data.image_set import ImageSet, as_images, is_square
 from widemargin.errors import InputError
+from widemargin.evaluation.columns import CLEAN, Column, columns_of_settings
 from widemargin.evaluation.examples import parsed_shard, shard_lines
 from widemargin.evaluation.folder import SETTINGS, SHARDS
+from widemargin.evaluation.identity import bound
+from widemargin.evaluation.judged_shard import JudgedShard
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,10 @@ class Shard:
     labels: Tensor
     flat: bool = False
     """Whether the inputs came flat, (N, D), and ``images`` shows them as squares."""
+
+    def first_images(self, count: int) -> "Shard":
+        """As it would be with so many of its images."""
+        return dataclasses.replace(self, images=self.images[:count], labels=self.labels[:count])
 
     @property
     def shows_images(self) -> bool:
@@ -167,7 +179,7 @@ def _limited(batches: Iterator[tuple[Tensor, Tensor]], limit: int | None) -> Ite
             return
 
 
-PARTS = "parts"
+PARTS, ADVERSARIAL = "parts", "adversarial"
 AGAIN = "remove it, and the same command makes it again"
 
 
@@ -178,6 +190,7 @@ class Store:
         self.folder = folder
         self._memory: dict[str, str] = {}
         self._settings: Any = None
+        self._used: defaultdict[int, set[str]] = defaultdict(set)
         self.without_digest: set[int] = set()
         """Finished shards of versions that kept no digest."""
 
@@ -195,31 +208,36 @@ class Store:
             yield
 
     def claim(self, settings: Record) -> None:
-        """Write the settings, or see that the evaluation found here has the same."""
+        """Write the settings, or see that the evaluation found here is of the same model, data and so on."""
         text = json.dumps(settings, indent=2, sort_keys=True)
         if self.folder is not None:
             make_folder(self.folder)
         found = self._table(SETTINGS, "put back a copy of it, or choose another --out")
         if found is None:
             self._write(SETTINGS, text)
-        elif found != json.loads(text):
-            ours, theirs = json.loads(text), found
-            keys = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
-            changes = "; ".join(f"{key}: {ours.get(key)!r} here, {theirs.get(key)!r} there" for key in keys)
-            hint = ", or give the --step-size it was begun with" if keys == ["step_size"] else ""
-            raise InputError(f"{self.folder} holds another evaluation ({changes}); choose another --out{hint}")
+        elif (theirs := bound(found)) != (ours := bound(json.loads(text))):
+            keys = [key for key in ours if ours[key] != theirs[key]]
+            changes = "; ".join(f"{key}: {ours[key]!r} here, {theirs[key]!r} there" for key in keys)
+            raise InputError(f"{self.folder} holds another evaluation ({changes}); choose another --out")
 
     def begun_with(self) -> Record:
         """The settings of the evaluation found here; empty where there is none yet."""
         return self._of() or {}
 
-    def part(self, shard: int, name: str) -> Record | None:
-        """A finished piece of a shard."""
-        return self._unsealed(_part_file(shard, name), name, self._owner(shard))
+    def part(self, shard: int, name: str, column: Column | None = None) -> Record | None:
+        """A finished piece of a shard: of that name, or, of that column, by the name that earlier versions gave it."""
+        former = next((label for label, old in columns_of_settings(self.begun_with()).items() if old == column), name)
+        for known in dict.fromkeys((name, former)):
+            found = self._unsealed(_part_file(shard, known), known, self._owner(shard))
+            if found is not None:
+                self._used[shard].add(_part_file(shard, known))
+                return found
+        return None
 
     def write_part(self, shard: int, name: str, piece: Record) -> None:
         """Write a finished piece."""
         self._write(_part_file(shard, name), json.dumps(sealed(piece, name, self._owner(shard))))
+        self._used[shard].add(_part_file(shard, name))
 
     def note(self, name: str) -> Record | None:
         """Something found out once for the whole evaluation."""
@@ -234,33 +252,59 @@ class Store:
         """Whether something of it is on disk already."""
         return self.folder is not None and any((self.folder / name).is_dir() for name in (PARTS, SHARDS))
 
-    def finished(self, shard: Shard) -> bool:
-        """Whether the shard of these examples is finished; refuses to go on with one of others."""
+    def judged(self, shard: Shard) -> JudgedShard | None:
+        """What is known of a finished shard of these examples; refuses to go on with one of others."""
         name, digest = _images_file(shard.number), shard.digest()
         found = self._read(name)
+        if found is not None and found.strip() != digest:
+            self._forget_fewer(shard, found.strip())
+            found = None
         if found is None:
             self._write(name, digest)
-        elif found.strip() != digest:
+        if self._read(_shard_file(shard.number)) is None:
+            return None
+        judged = self.shard(shard.number)
+        if judged.first != shard.first or judged.labels != shard.labels.tolist():
+            raise self._misfit(_shard_file(shard.number), "does not hold the examples of its images, one line each")
+        return judged
+
+    def _forget_fewer(self, shard: Shard, digest: str) -> None:
+        """Remove what was found of the first images of this shard, which has more now: random numbers are the shard's.
+
+        A shard of other images is refused.
+        """
+        count = self._count(shard.number)
+        if count is not None and (count >= len(shard.labels) or shard.first_images(count).digest() != digest):
             raise InputError(
                 f"{self.folder} holds an evaluation on other images (shard {shard.number} has others: another data "
-                "set, or another --limit); give what it was begun with, or choose another --out"
+                "set, or a smaller --limit); give what it was begun with, or choose another --out"
             )
-        if self._read(_shard_file(shard.number)) is None:
-            return False
-        header, rows = self.shard(shard.number)
-        ours = list(enumerate(shard.labels.tolist(), start=shard.first))
-        if header["first"] != shard.first or [(row["index"], row["label"]) for row in rows] != ours:
-            raise self._misfit(_shard_file(shard.number), "does not hold the examples of its images, one line each")
-        return True
+        if self.folder is not None:
+            (self.folder / _shard_file(shard.number)).unlink(missing_ok=True)
+            for kind in (PARTS, ADVERSARIAL):
+                shutil.rmtree(self.folder / kind / f"{shard.number:05d}", ignore_errors=True)
+
+    def _count(self, number: int) -> int | None:
+        """How many images of a shard were judged; None where none was."""
+        if self._read(_shard_file(number)) is not None:
+            return len(self.shard(number).labels)
+        clean = self.part(number, CLEAN)
+        return None if clean is None else len(clean["predictions"])
 
     def write_shard(self, number: int, header: Record, examples: list[Record]) -> None:
-        """Write a finished shard: a header line, then a line per example; its pieces are no longer needed."""
+        """Write a finished shard: a header line, then a line per example; the pieces it was made of go.
+
+        Pieces that an interrupted evaluation left there, and that were not asked for now, stay.
+        """
         self._write(_shard_file(number), shard_lines(header, examples, *self._owner(number)))
         if self.folder is not None:
-            shutil.rmtree(self.folder / PARTS / f"{number:05d}", ignore_errors=True)
+            for name in self._used.pop(number, ()):
+                (self.folder / name).unlink(missing_ok=True)
+            with suppress(OSError):  # where some stay
+                (self.folder / PARTS / f"{number:05d}").rmdir()
 
-    def shard(self, number: int) -> tuple[Record, list[Record]]:
-        """(header, examples) of a finished shard."""
+    def shard(self, number: int) -> JudgedShard:
+        """A finished shard."""
         name = _shard_file(number)
         text = self._read(name)
         if text is None:
@@ -268,7 +312,20 @@ class Store:
         header, rows = parsed_shard(self._path(name), text, *self._owner(number))
         if DIGEST not in header:
             self.without_digest.add(number)
-        return header, rows
+        return JudgedShard.from_lines(header, rows, self.begun_with())
+
+    def write_images(self, shard: int, name: str, arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> str:
+        """Write adversarial images of a shard, and give the digest of their file."""
+        path = self.images_file(shard, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+        write_atomic(path, lambda partial: partial.write_bytes(content.getvalue()))
+        return digest_of_file(path)
+
+    def images_file(self, shard: int, name: str) -> Path:
+        """Where the adversarial images of that piece are."""
+        return self._path(f"{ADVERSARIAL}/{shard:05d}/{_file_name(name)}.npz")
 
     def _owner(self, shard: int) -> tuple[Any, Any]:
         """What the records of a shard belong to: the settings and the images."""
@@ -314,7 +371,15 @@ class Store:
 
 
 def _part_file(shard: int, name: str) -> str:
-    return f"{PARTS}/{shard:05d}/{name.replace('/', '-')}.json"
+    return f"{PARTS}/{shard:05d}/{_file_name(name)}.json"
+
+
+def _file_name(name: str) -> str:
+    """That of a piece; attacks of the user's own may be called anything."""
+    plain = name.replace("/", "-")
+    if re.fullmatch(r"[\w.@=+-]{1,100}", plain, flags=re.ASCII):
+        return plain
+    return f"{re.sub(r'[^A-Za-z0-9_.@=+-]', '-', plain)[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def _images_file(number: int) -> str:

@@ -30,8 +30,7 @@ from widemargin.config.toml import read_toml
 from widemargin.core.files import check_file
 from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError, WidemarginWarning
-from widemargin.evaluation.folder import ModelInfo
-from widemargin.evaluation.report import UNKNOWN
+from widemargin.evaluation.folder import UNKNOWN, ModelInfo
 from widemargin.heads.hypersphere import HypersphereHead
 from widemargin.models.classifier import normalization_of
 from widemargin.models.public_weights import infer_architecture, load_public_state_dict, no_larger_than, read_tensors
