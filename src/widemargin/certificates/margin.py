@@ -97,8 +97,9 @@ def _in_float64(model: nn.Module) -> nn.Module:
 def _groups(model: nn.Module, x: Tensor, method: Method) -> Iterator[slice]:
     """So many images at once that a layer's rows of all of them fit."""
     network = read_network(model, x[:1].double(), owner=OWNER)
-    widest = max([1, *(math.prod(step.shape) for step in network.steps)])
-    size = len(x) if method == "lipschitz" else max(1, min(MOST_TOGETHER, TOGETHER // (2 * widest**2)))
+    widest = max([x[0].numel(), *(math.prod(step.shape) for step in network.steps)])
+    rows = max([1, *(math.prod(bend.shape) for bend in network.bends)])
+    size = len(x) if method == "lipschitz" else max(1, min(MOST_TOGETHER, TOGETHER // (rows * widest)))
     for start in range(0, len(x), size):
         yield slice(start, start + size)
 
@@ -143,7 +144,7 @@ def _by_crown(exact: nn.Module, network: Network, y: Tensor, norm: Norm) -> Tens
         return _search(network, y, norm, network.x.new_full((len(y),), _diameter(network, norm)))
     first = (FIRST_TRY * effective_margin(exact, network.x, y, norm)).nan_to_num(1.0)
     quick = read_network(copy.deepcopy(exact).float(), network.x.float(), owner=OWNER)
-    found = _search(quick, y, norm, first.float()).double()
+    found = _search(quick, y, norm, first.float(), prove=False).double()
     return _search(network, y, norm, torch.where(found > 0, found, first))
 
 
@@ -151,7 +152,7 @@ def _diameter(network: Network, norm: Norm) -> float:
     return 1.0 if norm == "linf" else math.sqrt(network.x[0].numel())
 
 
-def _search(network: Network, y: Tensor, norm: Norm, first: Tensor) -> Tensor:
+def _search(network: Network, y: Tensor, norm: Norm, first: Tensor, *, prove: bool = True) -> Tensor:
     """(B,): a radius that is proven, and close to the largest one that CROWN proves.
 
     What a ball of radius eps takes off the gaps of the logits, as a share d of them, grows about as a power of eps, and
@@ -171,7 +172,8 @@ def _search(network: Network, y: Tensor, norm: Norm, first: Tensor) -> Tensor:
         floor = crown.floor(rows)
         taken = (((gaps - floor.at(eps)) / gaps).masked_fill(~others, 0.0)).amax(0)
         held = taken < 1
-        best = best.maximum(floor.radius(others, 2 * largest).minimum(eps))
+        reach = floor.radius(others, 2 * largest) if prove else torch.where(held, eps, 0.0)
+        best = best.maximum(reach.minimum(eps))
         ceiling = torch.where(held, ceiling, eps.minimum(ceiling))
         known = _still_known(known, crown, held)
         tried.append((eps.log(), taken.clamp_min(TINY).log()))

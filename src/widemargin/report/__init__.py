@@ -11,6 +11,7 @@ from pathlib import Path
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import visible
 from widemargin.errors import InputError
+from widemargin.report.certificates import certified
 from widemargin.report.commands import reproducing_commands
 from widemargin.report.compare import Reference
 from widemargin.report.findings import Findings, search
@@ -67,6 +68,7 @@ def write_report(
         Section("accuracy-versus-eps", "Accuracy against the size of the attack", accuracy_against_eps(found)),
         Section("margins", "Effective margins", margins(found)),
         Section("margin-versus-distance", "Margin against distance", margin_against_distance(found)),
+        Section("certified", "Certified, margin and attacked", certified(found)),
         Section("training", "Training", training(found)),
         Section("sweeps", "Sweeps", [sweep_table(sweep) for sweep in found.sweeps]),
         Section("gallery", "Examples and their adversarial twins", galleries(found)),
