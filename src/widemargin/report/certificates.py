@@ -46,8 +46,8 @@ def certified(found: Findings) -> Parts:
         return []
     parts: list[Part] = [
         Sentence(
-            "No image within its certified radius has another class, which is proven; at the distance found there is "
-            "one. The true distance of every image lies between the two."
+            "Within its certified radius an image keeps its class, which is proven; at the distance found it does not. "
+            "The true distance of every image lies between the two."
         ),
         *left_out,
     ]
@@ -77,14 +77,15 @@ def _radii(evaluation: Evaluation) -> Radii | None:
 def _images_figure(number: int, evaluation: Evaluation, radii: Radii) -> Figure:
     """A point for each image and number, in the order of the distance, or of the margin where no distance is known."""
     norm = norm_title(evaluation.norm)
-    order_by = radii.distances if any(d is not None for d in radii.distances) else radii.margins
-    order_by = order_by if any(value is not None for value in order_by) else radii.certified
+    columns = {"distance": radii.distances, "margin": radii.margins, "radius": radii.certified}
+    by = next((name for name, column in columns.items() if any(v is not None for v in column)), "radius")
+    order_by = columns[by]
     order = sorted(range(len(order_by)), key=lambda i: _or_last(order_by[i]))[:: -(-len(order_by) // MOST_POINTS) or 1]
     text = Text(
         id=f"certified-{number}",
         title=f"Certified, margin and attacked, {evaluation.label}",
         description=f"{len(order_by):,} correctly classified images. {_medians(radii)}",
-        x="images, in order",
+        x=f"images, in the order of {by}",
         y=f"radius ({norm})",
     )
     values = [(CERTIFIED, radii.certified), (MARGIN, radii.margins), (ATTACKED, radii.distances)]
