@@ -17,7 +17,7 @@ from widemargin.attacks.names import AUTOATTACK, AUTOATTACK_PARTS, GradientAttac
 from widemargin.attacks.threat import make_threat
 from widemargin.core.checks import check_count, choice
 from widemargin.core.schema import one_of, required, table_fields
-from widemargin.data.batches import AUGMENTATIONS, Augmentation
+from widemargin.data.augmentation import AUGMENTATIONS, Augmentation
 from widemargin.errors import InputError
 from widemargin.heads import HEADS
 from widemargin.heads.hypersphere import Hypersphere

@@ -1,18 +1,14 @@
 """Data: readers, one form to hold images in, splits, augmentation and resumable batches."""
 
-from widemargin.data.batches import (
+from widemargin.data.augmentation import (
     AUGMENTATIONS,
     Augmentation,
-    Batch,
-    Batches,
     CropFlip,
     DrawnBefore,
-    LazyBatch,
     NoAugmentation,
-    epoch_order,
-    in_order,
     is_drawn_before,
 )
+from widemargin.data.batches import Batch, Batches, LazyBatch, epoch_order, in_order
 from widemargin.data.cifar import read_cifar10
 from widemargin.data.datasets import DATASETS, SPLITS, Split, data_folder, load
 from widemargin.data.idx import read_images, read_labels

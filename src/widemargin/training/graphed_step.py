@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from widemargin.config.run import RunConfig
-from widemargin.data.batches import Batch, DrawnBefore, LazyBatch, is_drawn_before
+from widemargin.data.augmentation import DrawnBefore, is_drawn_before
+from widemargin.data.batches import Batch, LazyBatch
 from widemargin.data.image_set import as_floats
 from widemargin.engine.cuda_graphs import Pace, capturing
 from widemargin.engine.fast_model import FastNetwork

@@ -8,7 +8,8 @@ import torch
 
 from widemargin.config.run import DataConfig, RunConfig
 from widemargin.core import randomness
-from widemargin.data.batches import AUGMENTATIONS, Augmentation, Batches
+from widemargin.data.augmentation import AUGMENTATIONS, Augmentation
+from widemargin.data.batches import Batches
 from widemargin.data.datasets import load
 from widemargin.data.image_set import ImageSet, stratified_split
 from widemargin.distributed.group import Processes
