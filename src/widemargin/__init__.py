@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from widemargin.attacks.pgd import FGSM, PGD
     from widemargin.certificates.margin import certified_margin
+    from widemargin.evaluation.compare_folders import compare
     from widemargin.evaluation.evaluator import evaluate
     from widemargin.evaluation.report import Report
     from widemargin.evaluation.target import load
@@ -23,6 +24,7 @@ _PLACES = {
     "FGSM": "attacks",
     "PGD": "attacks",
     "Report": "evaluation",
+    "compare": "evaluation",
     "evaluate": "evaluation",
     "load": "evaluation",
     "MarginSummary": "margins",
@@ -64,6 +66,7 @@ __all__ = [
     "WidemarginWarning",
     "__version__",
     "certified_margin",
+    "compare",
     "effective_margin",
     "evaluate",
     "load",

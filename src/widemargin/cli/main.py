@@ -128,6 +128,8 @@ HELP = {
     "train": "Train a recipe: progress on the screen, config, metrics and checkpoints in the run folder.",
     "evaluate": "Accuracy on the test images, clean and under each attack, with alarms where one should doubt the "
     "numbers.",
+    "compare": "Which of two evaluated models is better: paired on the same images, over seeds where there are "
+    "several.",
     "margins": "Effective margins: mean, spread and quantiles, over all and over correctly classified images, and a "
     "histogram.",
     "reproduce": "Train and judge the rows of tables, skipping what is done, and set our numbers beside the published "

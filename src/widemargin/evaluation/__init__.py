@@ -1,6 +1,7 @@
 """Judging a trained model."""
 
 from widemargin.evaluation.accuracy import MeasuredMargins, classified, measure_margins, percent, verdicts
+from widemargin.evaluation.compare_folders import compare
 from widemargin.evaluation.evaluator import evaluate
 from widemargin.evaluation.folder import ModelInfo
 from widemargin.evaluation.report import Report
@@ -12,6 +13,7 @@ __all__ = [
     "Report",
     "Target",
     "classified",
+    "compare",
     "evaluate",
     "load",
     "load_target",

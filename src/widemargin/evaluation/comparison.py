@@ -123,7 +123,7 @@ def compare_judged(first: Sequence[JudgedImages], second: Sequence[JudgedImages]
     """Compare one evaluation with one, or the seeds of one model with those of another."""
     if not first or not second:
         raise InputError("compare takes at least one evaluation for each model")
-    by = by or _strongest_common([*first, *second])
+    by = by or strongest_common([*first, *second])
     for judged in (*first, *second):
         if by not in judged.verdicts and by not in judged.numbers:
             known = ", ".join([*judged.verdicts, *judged.numbers])
@@ -134,10 +134,10 @@ def compare_judged(first: Sequence[JudgedImages], second: Sequence[JudgedImages]
     return _compare_seeds(first, second, by)
 
 
-def _strongest_common(judged: Sequence[JudgedImages]) -> str:
-    """AutoAttack, else the strongest PGD, else the attack under which the fewest images stay right."""
+def strongest_common(judged: Sequence[JudgedImages]) -> str:
+    """AutoAttack, else the strongest PGD, else the attack (no part of one) under which the fewest images stay right."""
     common = [name for name in judged[0].verdicts if all(name in one.verdicts for one in judged)]
-    attacked = [name for name in common if name != "clean"]
+    attacked = [name for name in common if name != "clean" and not name.startswith("autoattack/")]
     for strongest in _STRONGEST:
         if strongest in attacked:
             return strongest
