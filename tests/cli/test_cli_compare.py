@@ -85,9 +85,9 @@ def test_the_json_is_the_librarys(answer, judged):
     assert record["decided"] is (not record["low"] <= 0 <= record["high"])
 
 
-@pytest.mark.parametrize("spelled", ["large/0,large/1", "large/*", "large/0, large/[1]"])
-def test_seeds_are_compared_with_seeds(answer, spelled):
-    code, out, err = answer(spelled, "small/*", "--by", "clean")
+@pytest.mark.parametrize("spelled", ["large/0,large/1", "large/*", "large/0, large/[1]", "{judged}/large/*"])
+def test_seeds_are_compared_with_seeds(answer, judged, spelled):
+    code, out, err = answer(spelled.format(judged=judged), "small/*", "--by", "clean")
     assert (code, err) == (0, "")
     assert re.match(r"By clean (large is ahead of small|no difference is seen: large \S+, small).*; 2 seeds\)\.", out)
     assert f"2 and 2 seeds on the same {COUNT} images, paired by seed" in out
@@ -116,20 +116,28 @@ def changed_report(folder, **changes):
     """The report of an evaluation with other settings, as if it had been made with them."""
     path = folder / "report.json"
     content = {key: value for key, value in json.loads(path.read_text()).items() if key != "digest"}
-    path.write_text(json.dumps(sealed(content | changes)))
+    changed = {key: value for key, value in (content | changes).items() if value is not None}
+    path.write_text(json.dumps(sealed(changed)))
 
 
 def copied(judged, tmp_path, name="small/0"):
     return shutil.copytree(judged / name, tmp_path / "copy")
 
 
+def column_at(eps, step):
+    return {"columns": {"clean": {"attack": "clean"}, "pgd3": {"attack": "pgd3", "radius": eps, "step_size": step}}}
+
+
+BEFORE = {"columns": None, "eps": [{"written": "0.1", "value": 0.1}], "step_size": 0.02}
+"""As versions wrote it that knew one set of attacks in a folder."""
 OTHERWISE = {
     "another eps": (
-        {"eps": [{"written": "0.1", "value": 0.1}]},
+        column_at(0.1, 0.02),
         "pgd3",
         r"pgd3 is norm linf, eps 0.05, step size 0.02 in large/0 and norm linf, eps 0.1, step size 0.02 in .*copy;",
     ),
-    "another step": ({"step_size": 0.01}, "pgd3", r"step size 0.02 in large/0 and .* step size 0.01 in"),
+    "another step": (column_at(0.05, None), "pgd3", r"step size 0.02 in large/0 and .* step size eps/4 in"),
+    "another eps, of an earlier version": (BEFORE, "pgd3", r"eps 0.05, .* in large/0 and .* eps 0.1, step size 0.02"),
     "another norm": ({"norm": "l2"}, "margin", r"margin is norm linf in large/0 and norm l2 in"),
 }
 
@@ -146,6 +154,20 @@ def test_what_was_found_otherwise_is_not_compared(answer, judged, tmp_path, how)
     code, out, _ = answer("large/0", folder, "--by", "clean")
     assert code == 0
     assert not re.search(rf"^│ {by} ", out, re.MULTILINE), "nor in the table beside what can be"
+
+
+def test_columns_that_say_nothing_are_refused(answer, judged, tmp_path):
+    folder = copied(judged, tmp_path)
+    changed_report(folder, columns={"pgd3": {"radius": 0.1}})
+    assert "columns must say of each attack what it was; evaluate again" in answer("large/0", folder)[2]
+
+
+def test_an_evaluation_of_an_earlier_version_is_compared(answer, judged, tmp_path):
+    folder = copied(judged, tmp_path)
+    content = json.loads((folder / "report.json").read_text())
+    changed_report(folder, columns=None)
+    assert content["columns"]
+    assert answer("large/0", folder, "--by", "pgd3")[1] == answer("large/0", "small/0", "--by", "pgd3")[1]
 
 
 def test_equal_labels_of_other_images_are_refused(answer, judged, tmp_path):

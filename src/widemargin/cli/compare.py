@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from glob import glob, has_magic
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -53,7 +53,9 @@ def _folders(name: str, text: str) -> list[str]:
     """A list, in which patterns stand for what they match."""
     folders: list[str] = []
     for part in listed(text):
-        matched = sorted(glob(part)) if has_magic(part) else [part]
+        anchor = Path(part).anchor
+        found = Path(anchor or ".").glob(str(Path(part).relative_to(anchor)))
+        matched = sorted(map(str, found)) if any(sign in part for sign in "*?[") else [part]
         if not matched:
             raise InputError(f"{name}: nothing matches {part!r}; give evaluation folders")
         folders += matched

@@ -5,18 +5,19 @@ radii only in the same norm, distances only where the same attacks looked for th
 ``comparison.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from widemargin.core.records import Fields, Lines
+from widemargin.core.records import Fields, Lines, read_table
 from widemargin.errors import InputError
+from widemargin.evaluation.columns import Column, columns_of_settings
 from widemargin.evaluation.comparison import NUMBERS, Comparison, JudgedImages, compare_judged, strongest_common
 from widemargin.evaluation.examples import EXAMPLES
-from widemargin.evaluation.folder import REPORT, SHARDS, Evaluation, read_evaluation
+from widemargin.evaluation.folder import AGAIN, REPORT, SHARDS, Evaluation, read_evaluation
 
 Folders = str | Path | Sequence[str | Path]
 ENDLESS = {"margin": torch.inf, "distance": torch.inf, "certified": torch.nan}
@@ -29,6 +30,8 @@ class JudgedFolder:
 
     evaluation: Evaluation
     images: JudgedImages
+    columns: Mapping[str, Column]
+    """By label, what each verdict depends on."""
 
 
 def compare(first: Folders, second: Folders, by: str | None = None) -> Comparison:
@@ -91,7 +94,25 @@ def read_judged(folder: Path) -> JudgedFolder:
             seed=_seed(evaluation),
             images=_digests(folder, evaluation),
         ),
+        _columns(evaluation),
     )
+
+
+def _columns(evaluation: Evaluation) -> dict[str, Column]:
+    """As the report has them, or as earlier versions implied them."""
+    kept = read_table(evaluation.file, AGAIN).get("columns")
+    if kept is None:
+        settings = {
+            "eps": [radius.written for radius in evaluation.eps],
+            "radii": [radius.value for radius in evaluation.eps],
+            "attacks": evaluation.attacks,
+            "step_size": evaluation.step_size,
+        }
+        return columns_of_settings(settings)
+    try:
+        return {str(name): Column.from_json(table) for name, table in kept.items()}
+    except (AttributeError, KeyError, TypeError):
+        raise InputError(f"{evaluation.file}: columns must say of each attack what it was; {AGAIN}") from None
 
 
 def _number(fields: Fields, name: str, *, correct: bool) -> float:
@@ -123,7 +144,7 @@ def compare_sides(sides: tuple[Sequence[JudgedFolder], Sequence[JudgedFolder]], 
     everything = [judged for side in sides for judged in side]
     first = everything[0]
     for other in everything[1:]:
-        ours, theirs = (found_by(judged.evaluation, by) for judged in (first, other))
+        ours, theirs = (found_by(judged, by) for judged in (first, other))
         if ours != theirs and all(
             by in {**judged.images.verdicts, **judged.images.numbers} for judged in (first, other)
         ):
@@ -146,16 +167,18 @@ def _comparable(judged: JudgedFolder, other: JudgedFolder) -> JudgedImages:
     return judged.images if same else replace(judged.images, images=None)
 
 
-def found_by(evaluation: Evaluation, by: str) -> dict[str, Any]:
+def found_by(judged: JudgedFolder, by: str) -> dict[str, Any]:
     """What a column depends on, in words of the report."""
+    evaluation, column = judged.evaluation, judged.columns.get(by)
     if by == "clean":
         return {}
-    if by in NUMBERS:
-        method = evaluation.distance.method if by == "distance" and evaluation.distance else None
-        return {"norm": evaluation.norm} | ({} if method is None else {"method": method})
-    attack, radius = evaluation.radius_of(by)
-    step = {"step size": evaluation.step_size} if attack.startswith("pgd") else {}
-    return {"norm": evaluation.norm, "eps": None if radius is None else radius.value} | step
+    if by == "distance":
+        return {"norm": evaluation.norm, "method": evaluation.distance and evaluation.distance.method}
+    if column is None:
+        return {"norm": evaluation.norm}
+    steps = {"step size": "eps/4" if column.step_size is None else column.step_size}
+    found = {"norm": evaluation.norm, "eps": column.radius} | (steps if column.attack.startswith("pgd") else {})
+    return found | ({"code": column.code[:12]} if column.code else {})
 
 
 def _told(found: dict[str, Any]) -> str:
@@ -177,5 +200,5 @@ def common_names(sides: tuple[Sequence[JudgedFolder], Sequence[JudgedFolder]]) -
         name
         for name in names
         if all(name in known_to(other) for other in others)
-        and all(found_by(other.evaluation, name) == found_by(first.evaluation, name) for other in others)
+        and all(found_by(other, name) == found_by(first, name) for other in others)
     ]

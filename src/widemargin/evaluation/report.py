@@ -62,11 +62,11 @@ class Report:
     margin: Tensor | None
     distance: Tensor | None
     distance_by: tuple[str | None, ...] = ()
-    certified: Tensor | None = None
-    """(N,): proven radii, NaN where there is none."""
     """The attack that found each; None where the image is misclassified, and where none was found."""
     distance_method: str = ONLY_FAB
     """Which attacks looked for it (``minimal_norm.METHODS``)."""
+    certified: Tensor | None = None
+    """(N,): proven radii, NaN where there is none."""
     alarms: list[Alarm]
     notes: tuple[str, ...] = ()
     """What is to be known about how the numbers were made, whatever they are."""
