@@ -67,6 +67,47 @@ def golden_net(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module
     return model, golden("emr")[f"{name}/x"].to(dtype), golden("emr")[f"{name}/y"]
 
 
+class ModernCNN(nn.Module):
+    def __init__(self, activation: Callable[[Tensor], Tensor] = F.relu) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(6)
+        self.conv2 = nn.Conv2d(6, 8, 3, stride=2, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(8)
+        self.fc = nn.Linear(128, 10)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.bn1(self.conv1(x)))
+        x = self.activation(self.bn2(self.conv2(x)))
+        return self.fc(x.flatten(1))
+
+
+class ModernMLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(12, 16), nn.Linear(16, 16), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
+
+
+MODERN: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "cnn_relu": ("cnn", ModernCNN),
+    "cnn_gelu": ("cnn", lambda: ModernCNN(F.gelu)),
+    "mlp_relu": ("mlp", ModernMLP),
+}
+
+
+def modern_net(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor, Tensor]:
+    """The network of ``modern_objectives.npz`` with its stored weights, in training mode, its images and labels."""
+    weights, make = MODERN[name]
+    model = make().to(dtype)
+    model.load_state_dict(under("modern_objectives", f"net/{weights}/w/"))
+    stored = golden("modern_objectives")
+    return model, stored[f"net/{weights}/x"].to(dtype), stored[f"net/{weights}/y"]
+
+
 # Other small networks
 
 

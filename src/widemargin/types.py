@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 Norm = Literal["linf", "l2"]
 RandomStart = Literal[False, "uniform", "gaussian"]
-ModelMode = Literal["eval", "train"]
+ModelMode = Literal["eval", "train", "batch"]
 Point = Literal["clean", "adversarial"]
 Scaling = Literal["mean", "released"]
 

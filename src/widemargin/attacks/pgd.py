@@ -2,7 +2,8 @@
 
 x <- clip(x + project(x' + step * ascent(grad goal(x')) - x)), the last iterate; with no more said the goal is the
 cross-entropy and there is one climb, as in the paper's evaluation. FGSM is one step of size eps (the paper's "PGD with
-one iteration" at its own step size would leave most images untouched; its numbers are those of a full step).
+one iteration" at its own step size would leave most images untouched; its numbers are those of a full step). From a
+random point it is the attack of cheap adversarial training: FGSM-RS, and N-FGSM without the clip to the threat set.
 
 The cross-entropy flatters networks of small logits: where several classes have some probability its gradient is a
 mixture, not the way to the nearest class. The margin, or the cross-entropy of s z with s > 1, is what ``loss`` and
@@ -13,7 +14,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +52,8 @@ class PGD:
     """Projected gradient descent on the images.
 
     ``mode="train"`` runs the passes in training mode and lets them update batch-norm statistics, as the released EMR
-    code does; the default leaves the model as it was. ``loss`` is what it makes large (``losses.py``), the
+    code does; ``mode="batch"`` takes the statistics of the batch too and leaves the running ones alone, as the TRADES of
+    Wang et al. (2023) does; the default attacks the model as it predicts. ``loss`` is what it makes large (``losses.py``), the
     cross-entropy that of ``logit_scale`` times the logits. Of several ``restarts``, each but the first from a random
     point, it keeps per image the worst: misclassified first, then the higher loss. ``eot`` is the number of passes over
     which a gradient is averaged, for randomized models (expectation over transformation).
@@ -85,7 +87,7 @@ class PGD:
         )
         check_count("PGD.steps", self.steps)
         choice("PGD", "random_start", self.random_start, (False, "uniform", "gaussian"))
-        choice("PGD", "mode", self.mode, ("eval", "train"))
+        choice("PGD", "mode", self.mode, get_args(ModelMode))
         choice("PGD", "loss", self.loss, tuple(GOALS))
         check_count("PGD.restarts", self.restarts)
         check_count("PGD.eot", self.eot)
@@ -103,18 +105,12 @@ class PGD:
             )
         if self.surrogate is not None and self.mode != "eval":
             raise InputError(
-                "PGD.mode='train' has no effect on a surrogate, which is attacked as it predicts; remove it"
+                f"PGD.mode={self.mode!r} has no effect on a surrogate, which is attacked as it predicts; remove it"
             )
 
     def __repr__(self) -> str:
         """With what is not as usual: two attacks of one repr do the same, but for their surrogates."""
-        usual = ("eps", "step_size", "steps", "norm", "random_start", "mode")
-        parts = [f"{name}={getattr(self, name)!r}" for name in usual]
-        for field in fields(self)[len(usual) :]:
-            value = getattr(self, field.name)
-            if value != field.default:
-                parts.append(f"{field.name}={type(value).__name__ if isinstance(value, nn.Module) else repr(value)}")
-        return f"PGD({', '.join(parts)})"
+        return _shown(self, usual=6)
 
     @property
     def draws(self) -> bool:
@@ -215,19 +211,50 @@ class Found:
         return Found(images, fooled, value)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FGSM:
-    """The fast gradient sign method: one step of the whole radius."""
+    """The fast gradient sign method: one step, of the whole radius unless ``step_size`` says otherwise.
+
+    ``noise`` is the radius of a ball from which the first point is drawn, before it is cut to [0, 1]. Without ``clip``
+    the end is not put back into the threat set, only into [0, 1]: for training, not for a verdict.
+
+        FGSM-RS (Wong et al., 2020)        noise = eps,    step_size = 1.25 eps
+        N-FGSM (de Jorge et al., 2022)     noise = 2 eps,  step_size = eps,  clip = False
+    """
 
     eps: float
     norm: Norm = "linf"
     mode: ModelMode = "eval"
+    step_size: float | None = added(None)
+    noise: float = added(0.0)
+    clip: bool = added(True)
 
     def __post_init__(self) -> None:
+        check_number("FGSM.noise", self.noise, is_valid=lambda n: n >= 0, rule="a number >= 0", hint="0 is no noise")
+        if not self.clip and self._reach <= self.eps:
+            raise InputError(
+                f"FGSM.clip = False has no effect: noise + step_size is {self._reach:g}, not beyond eps = {self.eps}; "
+                "remove it, or set noise (N-FGSM: 2 eps)"
+            )
         self._as_pgd()
 
+    def __repr__(self) -> str:
+        """With what is not as usual."""
+        return _shown(self, usual=3)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it needs random numbers."""
+        return self.noise > 0
+
+    @property
+    def _reach(self) -> float:
+        return float(self.noise) + float(self.eps if self.step_size is None else self.step_size)
+
     def _as_pgd(self) -> PGD:
-        return PGD(eps=self.eps, step_size=self.eps, steps=1, norm=self.norm, mode=self.mode)
+        """The step from the first point; without the clip the ball is one that holds whatever the step can reach."""
+        step, eps = self.eps if self.step_size is None else self.step_size, self.eps if self.clip else self._reach
+        return PGD(eps=eps, step_size=step, steps=1, norm=self.norm, mode=self.mode)
 
     def __call__(
         self,
@@ -239,8 +266,34 @@ class FGSM:
         start: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Attack the images x with labels y."""
+        """Attack the images x with labels y; ``start`` is the first point, used as it is."""
+        if start is None and self.noise:
+            check_images("FGSM", x)
+            with outside_inference_mode():
+                images = wide(usable(x).detach())
+                generator = randomness.fresh() if generator is None else generator
+                start = (images + make_threat(self.norm, self.noise).random(images, generator)).clamp_(0, 1)
         return self._as_pgd()(model, x, y, goal=goal, start=start, generator=generator)
+
+
+def fgsm_rs(eps: float, *, norm: Norm = "linf", mode: ModelMode = "eval") -> FGSM:
+    """FGSM from a random start, with the step of 1.25 eps that Wong et al. publish."""
+    return FGSM(eps=eps, norm=norm, mode=mode, noise=eps, step_size=1.25 * eps)
+
+
+def n_fgsm(eps: float, *, norm: Norm = "linf", mode: ModelMode = "eval") -> FGSM:
+    """N-FGSM with the noise of twice eps that de Jorge et al. publish; its images are up to 3 eps away."""
+    return FGSM(eps=eps, norm=norm, mode=mode, noise=2 * eps, clip=False)
+
+
+def _shown(attack: PGD | FGSM, *, usual: int) -> str:
+    """The first fields, and of the others those that are not as by default."""
+    parts: list[str] = []
+    for number, field in enumerate(fields(attack)):
+        value: Any = getattr(attack, field.name)
+        if number < usual or value != field.default:
+            parts.append(f"{field.name}={type(value).__name__ if isinstance(value, nn.Module) else repr(value)}")
+    return f"{type(attack).__name__}({', '.join(parts)})"
 
 
 def climb(

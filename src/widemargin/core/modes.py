@@ -36,10 +36,16 @@ def in_mode(model: nn.Module, mode: ModelMode) -> Iterator[None]:
     """Run the model in ``mode``, then restore every submodule's own flag.
 
     For "train", a model that trains already stays as it is, with what its user has frozen; another one is switched.
+    "batch" is "train" with copies in the place of all buffers: batch norm takes the batch's statistics and leaves the
+    running ones, its counts and all else that a forward pass changes, as they were.
     """
     flagged = [module for module in model.modules() if hasattr(module, "training")]
-    with with_values([(module, "training", mode == "train" and module.training) for module in flagged]):
-        if mode == "train" and not model.training:
+    trains = mode != "eval"
+    with (
+        with_values([(module, "training", trains and module.training) for module in flagged]),
+        with_values(copied_buffers(model) if mode == "batch" else []),
+    ):
+        if trains and not model.training:
             model.train()
         yield
 

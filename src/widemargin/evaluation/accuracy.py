@@ -73,7 +73,7 @@ def _adversary(model: nn.Module, attack: Attack | None, *, tf32: bool) -> OnBatc
     if attack is None:
         return lambda x, _, __: x
     searched = search_model(model, tf32=tf32)
-    draws = not isinstance(attack, FGSM) and (not isinstance(attack, PGD) or attack.draws)
+    draws = not isinstance(attack, FGSM | PGD) or attack.draws
     if draws or not isinstance(searched, Classifier):
         return lambda x, y, generator: attack(searched, x, y, generator=generator)
     replayed = GraphedFunction(lambda x, y: attack(searched, x, y))

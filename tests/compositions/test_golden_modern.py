@@ -1,0 +1,105 @@
+"""Numbers of the public implementations of robust training since 2020 (``tests/golden/modern_objectives.npz``)."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oracles import assert_close_to_largest, golden, modern_net, parameter_gradients, under
+from widemargin import FGSM, PGD
+from widemargin.attacks.pgd import fgsm_rs, n_fgsm
+from widemargin.objectives import Adversarial, Trades
+from widemargin.types import Nets, Outcome
+
+F64, F32 = torch.float64, torch.float32
+DTYPES = pytest.mark.parametrize("dtype", [F64, F32], ids=["float64", "float32"])
+EPS, STEP = 8 / 255, 2 / 255
+
+
+def stored(key: str) -> Tensor:
+    return golden("modern_objectives")[key]
+
+
+def check(actual: Tensor, key: str, dtype: torch.dtype, *, f64: float, f32: float) -> None:
+    """Within the tolerance, relative to the largest entry."""
+    assert_close_to_largest(actual.detach(), stored(key), f64 if dtype == F64 else f32)
+
+
+def check_step(model: nn.Module, outcome: Outcome, case: str, dtype: torch.dtype, *, f64: float, f32: float) -> None:
+    """The loss, its gradients, and the statistics after the forwards."""
+    assert outcome.loss.dtype == dtype
+    check(outcome.loss.mean(), f"{case}/loss", dtype, f64=f64, f32=f32)
+    gradients = parameter_gradients(model, outcome.loss.mean())
+    assert {f"grad/{name}" for name in gradients} == {k for k in under("modern_objectives", f"{case}/") if "grad/" in k}
+    for name, gradient in gradients.items():
+        check(gradient, f"{case}/grad/{name}", dtype, f64=f64, f32=f32)
+    check_statistics(model, case, dtype)
+
+
+def check_statistics(model: nn.Module, case: str, dtype: torch.dtype) -> None:
+    for name, value in model.named_buffers():
+        check(value, f"{case}/after/{name}", dtype, f64=1e-12, f32=1e-5)
+
+
+# FGSM-RS and N-FGSM: the stored noise is not yet cut to [0, 1]
+
+CHEAP = {
+    "rs": ("rs", lambda mode: fgsm_rs(EPS, mode=mode)),
+    "nfgsm": ("nfgsm", lambda mode: n_fgsm(EPS, mode=mode)),
+    "nfgsm_clip": ("nfgsm", lambda mode: FGSM(eps=EPS, noise=2 * EPS, mode=mode)),
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", CHEAP)
+def test_fgsm_from_a_random_start(name: str, mode: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise, make = CHEAP[name]
+    attack, drawn = make(mode), stored(f"fgsm/{noise}/noise").to(dtype)
+    monkeypatch.setattr(
+        "widemargin.core.randomness.uniform",
+        lambda shape, *, generator, dtype: (drawn / attack.noise + 1) / 2,  # noqa: ARG005 - its signature
+    )
+    model, x, y = modern_net("cnn_relu", dtype)
+    x_adv = attack(model, x, y)
+    torch.testing.assert_close(
+        x_adv.double(), stored(f"fgsm/{name}/{mode}/x_adv"), rtol=0, atol=1e-10 if dtype == F64 else 1e-6
+    )
+    if mode == "train":
+        outcome = Adversarial(attack=attack).outcome(Nets(model=model), x, x_adv, y, epoch=0)
+        check_step(model, outcome, f"fgsm/{name}/train", dtype, f64=1e-10, f32=1e-4)
+
+
+# TRADES of Wang et al. (2023)
+
+
+def of_batch(beta: float, attack: PGD, case: str, dtype: torch.dtype) -> tuple[nn.Module, Outcome]:
+    """The objective's loss with its attack from the stored start."""
+    model, x, y = modern_net("cnn_relu", dtype)
+    objective = Trades(attack=attack, beta=beta)
+    start = (x + stored(f"{case}/start").to(dtype)).clamp(0, 1)
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(PGD, "_first_point", lambda self, threat, x, generator: start)  # noqa: ARG005 - its signature
+    with monkey.context():
+        outcome = objective(Nets(model=model), x, y, epoch=0)
+    monkey.undo()
+    return model, outcome
+
+
+BATCH = PGD(eps=EPS, step_size=STEP, steps=10, random_start="uniform", mode="batch")
+
+
+@DTYPES
+def test_trades_of_wang(dtype: torch.dtype) -> None:
+    model, outcome = of_batch(5.0, BATCH, "trades_wang", dtype)
+    assert outcome.x_adv is not None
+    torch.testing.assert_close(
+        outcome.x_adv.double(), stored("trades_wang/x_adv"), rtol=0, atol=1e-9 if dtype == F64 else 1e-6
+    )
+    check_statistics(model, "trades_wang", dtype)
+    fresh, x, y = modern_net("cnn_relu", dtype)
+    divergence = outcome.loss.mean() - F.cross_entropy(fresh(x), y)  # its cross-entropy is not smoothed
+    expected = stored("trades_wang/loss") - stored("trades_wang/loss_natural")
+    torch.testing.assert_close(divergence.detach().double(), expected, rtol=1e-9 if dtype == F64 else 1e-5, atol=0)
