@@ -68,6 +68,31 @@ def kl_divergence(logits: Tensor, logits_adv: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - log_p_adv)).sum(1)
 
 
+def squared_distance(logits: Tensor, logits_adv: Tensor) -> Tensor:
+    """||p' - p||^2: gradients flow through both."""
+    return (torch.softmax(wide(logits_adv), dim=1) - torch.softmax(wide(logits), dim=1)).square().sum(1)
+
+
+def score(
+    logits: Tensor,
+    logits_adv: Tensor,
+    y: Tensor,
+    beta: float,
+    *,
+    clip: float = 0.0,
+    label_smoothing: float = 0.0,
+    label_logits: Tensor | None = None,
+) -> Tensor:
+    """SCORE: ||p - t||^2 + beta max(||p' - p||^2 - clip, 0).
+
+    The target t is 1 - s of the label and s / (K - 1) of every other class, s the label smoothing.
+    """
+    p = torch.softmax(wide(logits if label_logits is None else label_logits), dim=1)
+    others = label_smoothing / (p.shape[1] - 1)
+    target = _one_hot(y, p).to(p.dtype) * (1 - label_smoothing - others) + others
+    return (p - target).square().sum(1) + beta * (squared_distance(logits, logits_adv) - clip).clamp_min(0)
+
+
 def trades(logits: Tensor, logits_adv: Tensor, y: Tensor, beta: float, *, label_logits: Tensor | None = None) -> Tensor:
     """TRADES: CE(z, y) + beta KL."""
     return cross_entropy(logits if label_logits is None else label_logits, y) + beta * kl_divergence(logits, logits_adv)

@@ -1,5 +1,6 @@
 """FGSM and PGD: inside the threat set, as strong as they should be, and clear about wrong input."""
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from oracles import images, labels, pgd_slowly, relu_net, seeded, troublesome_net
 from widemargin import FGSM, PGD, InputError
 from widemargin.attacks import attack_named
+from widemargin.attacks.pgd import fgsm_rs, n_fgsm
+from widemargin.attacks.threat import make_threat
 from widemargin.core.schema import LiteralFloat
 from widemargin.losses import cross_entropy
 from widemargin.types import Norm, RandomStart
@@ -19,6 +22,8 @@ from widemargin.types import Norm, RandomStart
 ATTACKS: list[FGSM | PGD] = [
     FGSM(eps=0.2),
     FGSM(eps=0.7, norm="l2"),
+    FGSM(eps=0.2, step_size=0.25, noise=0.2),
+    FGSM(eps=0.7, noise=1.4, norm="l2"),
     PGD(eps=0.2, step_size=0.1, steps=4),
     PGD(eps=0.2, step_size=0.5, steps=3, random_start="uniform"),
     PGD(eps=0.2, step_size=0.05, steps=3, random_start="gaussian"),
@@ -142,6 +147,45 @@ def test_equals_one_image_at_a_time() -> None:
     model, x, y = relu_net(), images(4, 1, 3, 5), labels(4, 4)
     x_adv = PGD(eps=0.1, step_size=0.03, steps=7)(model, x, y)
     torch.testing.assert_close(x_adv, pgd_slowly(model, x, y, eps=0.1, step_size=0.03, steps=7), rtol=0, atol=1e-14)
+
+
+# From a random start
+
+
+def test_fgsm_rs_is_pgd_of_one_step() -> None:
+    model, x, y = troublesome_net(), images(4, 2, 4, 5), labels(4, 5)
+    pgd = PGD(eps=0.1, step_size=0.125, steps=1, random_start="uniform")
+    one, two = (attack(model, x, y, generator=torch.Generator().manual_seed(2)) for attack in (fgsm_rs(0.1), pgd))
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_n_fgsm_steps_from_its_noise_and_is_not_put_back(norm: Norm) -> None:
+    model, x, y = troublesome_net().eval(), images(20, 2, 4, 5) * 0.2 + 0.4, labels(20, 5)
+    x_adv = n_fgsm(0.1, norm=norm)(model, x, y, generator=torch.Generator().manual_seed(2))
+    start = x + make_threat(norm, 0.2).random(x, torch.Generator().manual_seed(2))
+    assert float((size(x_adv - start, norm) - 0.1).abs().max()) < 1e-12
+    assert float(size(x_adv - x, norm).max()) > (0.25 if norm == "linf" else 0.15)
+    clipped = FGSM(eps=0.1, noise=0.2, norm=norm)(model, x, y, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(clipped, x + make_threat(norm, 0.1).project(x_adv - x), rtol=0, atol=1e-12)
+
+
+def test_on_batch_statistics_the_model_is_left_alone_in_either_mode() -> None:
+    """Dropout would draw from the global state, so a network without."""
+    model = nn.Sequential(*(part for part in troublesome_net() if not isinstance(part, nn.Dropout)))
+    x, y = images(6, 2, 4, 5), labels(6, 5)
+    attack = PGD(eps=0.1, step_size=0.03, steps=3, mode="batch")
+    free = copy.deepcopy(model).train()
+    for norm in free.modules():
+        if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
+            norm.running_mean = norm.running_var = None
+    expected = PGD(eps=0.1, step_size=0.03, steps=3)(free, x, y)
+    for training in (False, True):
+        before = copy.deepcopy(model.train(training).state_dict())
+        assert torch.equal(attack(model, x, y), expected)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert all(module.training == training for module in model.modules())
+    assert not torch.equal(PGD(eps=0.1, step_size=0.03, steps=3)(model, x, y), expected)
 
 
 # On a linear model the best attack is known
@@ -347,7 +391,13 @@ def test_train_mode_on_request_moves_only_the_statistics(attack: FGSM | PGD) -> 
             lambda: PGD(eps=0.1, step_size=0.1, steps=1, random_start=True),
             r"PGD.random_start must be one of False, 'uniform', 'gaussian', got True",
         ),
-        (lambda: PGD(eps=0.1, step_size=0.1, steps=1, mode="test"), r"PGD.mode must be one of 'eval', 'train'"),
+        (
+            lambda: PGD(eps=0.1, step_size=0.1, steps=1, mode="test"),
+            r"PGD.mode must be one of 'eval', 'train', 'batch'",
+        ),
+        (lambda: FGSM(eps=0.1, noise=-1.0), r"FGSM.noise must be a number >= 0, got -1.0"),
+        (lambda: FGSM(eps=0.1, clip=False), r"FGSM.clip = False has no effect: noise \+ step_size is 0.1, not beyond"),
+        (lambda: FGSM(eps=0.1, step_size=2.0), r"PGD.step_size must be in \(0, 1\], got 2.0"),
     ],
 )
 def test_bad_settings(make: Callable[[], object], message: str) -> None:

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from widemargin import PGD, InputError
+from widemargin.attacks.pgd import n_fgsm
 from widemargin.config import DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
 from widemargin.data import Batch, ImageSet
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin, Linear
 from widemargin.models import LBGATTeacherConfig, WideResNetConfig
-from widemargin.objectives import OBJECTIVES, Adversarial, Lbgat, Mail, Mart, Standard, Trades
+from widemargin.objectives import OBJECTIVES, Adversarial, Lbgat, Mail, Mart, Score, Standard, Trades
 from widemargin.training import StepContext, train_step
 from widemargin.training.setup import make_state
 from widemargin.training.state import TrainState
@@ -41,6 +42,9 @@ OBJECTIVE_CASES: dict[str, tuple[Objective, str, str]] = {
     "mail-trades": (Mail(over="trades", **MAIL), "xa", ""),
     "mail-mart": (Mail(over="mart", **MAIL), "xa", ""),
     "lbgat": (Lbgat(attack=ATTACK), "ax", "x"),
+    "score": (Score(attack=ATTACK), "xa", ""),
+    "trades-batch": (Trades(attack=replace(ATTACK, mode="batch")), "xa", ""),
+    "n-fgsm": (Adversarial(attack=n_fgsm(0.1)), "a", ""),
 }
 REGULARIZER_CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "exact": lambda at: {"emr": EMRConfig(kind="exact", weight=0.01, at=at)},
@@ -80,7 +84,10 @@ REFUSED = [case for case in GRID if refusal(*case) is not None]
 
 def test_the_grid_is_whole() -> None:
     assert {type(objective) for objective, _, _ in OBJECTIVE_CASES.values()} == set(OBJECTIVES.values())
-    assert (len(GRID), len(REFUSED), len(TRAINED)) == (9 * 9 * 3 + 9, 4 * 3 + 9 * 2, 9 * 9 * 3 + 9 - 30)
+    objectives, penalties = len(OBJECTIVE_CASES), len(PENALTY_CASES)
+    refused = len(REGULARIZER_CASES) * 3 + penalties * 2
+    assert (len(GRID), len(REFUSED)) == (objectives * penalties * 3 + penalties, refused)
+    assert len(TRAINED) == len(GRID) - refused
 
 
 def run_of(objective: str, penalty: str, head: str) -> RunConfig:

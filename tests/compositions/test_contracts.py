@@ -40,6 +40,7 @@ ATTACKS: dict[str, FGSM | PGD | DDN | ALMA] = {
     "pgd uniform": PGD(eps=0.1, step_size=0.03, steps=2, random_start="uniform"),
     "pgd l2 uniform": PGD(eps=0.5, step_size=0.2, steps=2, norm="l2", random_start="uniform"),
     "pgd gaussian": PGD(eps=0.1, step_size=0.03, steps=2, random_start="gaussian"),
+    "fgsm uniform": FGSM(eps=0.1, noise=0.2, clip=False),
     "ddn": DDN(steps=4, logit_scale=3),
     "alma": ALMA(steps=4),
 }

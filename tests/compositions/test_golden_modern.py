@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from oracles import assert_close_to_largest, golden, modern_net, parameter_gradients, under
 from widemargin import FGSM, PGD
 from widemargin.attacks.pgd import fgsm_rs, n_fgsm
-from widemargin.objectives import Adversarial, Trades
-from widemargin.types import Nets, Outcome
+from widemargin.objectives import Adversarial, Score, Trades
+from widemargin.types import Nets, Objective, Outcome
 
 F64, F32 = torch.float64, torch.float32
 DTYPES = pytest.mark.parametrize("dtype", [F64, F32], ids=["float64", "float32"])
@@ -60,7 +60,7 @@ def test_fgsm_from_a_random_start(name: str, mode: Any, dtype: torch.dtype, monk
     attack, drawn = make(mode), stored(f"fgsm/{noise}/noise").to(dtype)
     monkeypatch.setattr(
         "widemargin.core.randomness.uniform",
-        lambda shape, *, generator, dtype: (drawn / attack.noise + 1) / 2,  # noqa: ARG005 - its signature
+        lambda shape, *, generator, dtype: (drawn / attack.noise + 1) / 2,
     )
     model, x, y = modern_net("cnn_relu", dtype)
     x_adv = attack(model, x, y)
@@ -75,13 +75,12 @@ def test_fgsm_from_a_random_start(name: str, mode: Any, dtype: torch.dtype, monk
 # TRADES of Wang et al. (2023)
 
 
-def of_batch(beta: float, attack: PGD, case: str, dtype: torch.dtype) -> tuple[nn.Module, Outcome]:
+def from_start(objective: Objective, case: str, dtype: torch.dtype) -> tuple[nn.Module, Outcome]:
     """The objective's loss with its attack from the stored start."""
     model, x, y = modern_net("cnn_relu", dtype)
-    objective = Trades(attack=attack, beta=beta)
     start = (x + stored(f"{case}/start").to(dtype)).clamp(0, 1)
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(PGD, "_first_point", lambda self, threat, x, generator: start)  # noqa: ARG005 - its signature
+    monkey.setattr(PGD, "_first_point", lambda self, threat, x, generator: start)
     with monkey.context():
         outcome = objective(Nets(model=model), x, y, epoch=0)
     monkey.undo()
@@ -93,7 +92,7 @@ BATCH = PGD(eps=EPS, step_size=STEP, steps=10, random_start="uniform", mode="bat
 
 @DTYPES
 def test_trades_of_wang(dtype: torch.dtype) -> None:
-    model, outcome = of_batch(5.0, BATCH, "trades_wang", dtype)
+    model, outcome = from_start(Trades(attack=BATCH, beta=5.0), "trades_wang", dtype)
     assert outcome.x_adv is not None
     torch.testing.assert_close(
         outcome.x_adv.double(), stored("trades_wang/x_adv"), rtol=0, atol=1e-9 if dtype == F64 else 1e-6
@@ -103,3 +102,22 @@ def test_trades_of_wang(dtype: torch.dtype) -> None:
     divergence = outcome.loss.mean() - F.cross_entropy(fresh(x), y)  # its cross-entropy is not smoothed
     expected = stored("trades_wang/loss") - stored("trades_wang/loss_natural")
     torch.testing.assert_close(divergence.detach().double(), expected, rtol=1e-9 if dtype == F64 else 1e-5, atol=0)
+
+
+# SCORE
+
+SCORES = {
+    "score_lse": (Score(attack=BATCH), 1e-9),
+    "score_lse_ls": (Score(attack=BATCH, beta=4.0, clip=0.05, label_smoothing=0.1), 1e-7),
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("case", SCORES)
+def test_score(case: str, dtype: torch.dtype) -> None:
+    objective, f64 = SCORES[case]
+    model, outcome = from_start(objective, case, dtype)
+    assert outcome.x_adv is not None
+    atol = 1e-9 if dtype == F64 else 1e-6
+    torch.testing.assert_close(outcome.x_adv.double(), stored(f"{case}/x_adv"), rtol=0, atol=atol)
+    check_step(model, outcome, case, dtype, f64=f64, f32=1e-4)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oracles import GoldenBN, assert_all_close, golden_net, parameter_gradients, seeded
-from widemargin import PGD, InputError, losses
-from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
+from widemargin import FGSM, PGD, InputError, losses
+from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Score, Standard, Trades
 from widemargin.types import Nets, Objective, Outcome
 
 GAUSSIAN = PGD(eps=0.1, step_size=0.03, steps=3, random_start="gaussian")
@@ -96,6 +96,15 @@ FORMULAS: dict[str, tuple[Any, Any, list[str], Callable[[Tensor, Tensor, Tensor,
         Adversarial(attack=GAUSSIAN),
         BOTH,
         lambda z, a, y, m: losses.mart(z, a, y, WEIGHT, label_logits=m(a, y)),
+    ),
+    "score": (
+        Score(attack=GAUSSIAN, beta=WEIGHT, clip=0.01, label_smoothing=0.1),
+        None,
+        BOTH,
+        lambda z, a, y, m: (
+            (m(z, y).softmax(1) - F.one_hot(y, 10).double() * (0.9 - 0.1 / 9) - 0.1 / 9).square().sum(1)
+            + WEIGHT * ((z.softmax(1) - a.softmax(1)).square().sum(1) - 0.01).relu()
+        ),
     ),
     "mail at": (
         Mail(over="at", **MAIL),
@@ -357,6 +366,9 @@ def test_the_kl_has_no_gradient_at_the_image() -> None:
         (Trades, {"inner": "x"}, r"Trades.inner must be one of 'kl', 'ce', got 'x'"),
         (Mart, {"weight": float("nan")}, r"Mart.weight must be a number >= 0, got nan"),
         (Lbgat, {"beta": -1.0}, r"Lbgat.beta must be a number >= 0, got -1.0"),
+        (Score, {"clip": 2.0}, r"Score.clip must be a number in \[0, 2\), got 2.0"),
+        (Score, {"label_smoothing": -0.1}, r"Score.label_smoothing must be a number in \[0, 1\), got -0.1"),
+        (Score, {"attack": FGSM(eps=0.1)}, r"Score.attack must be PGD with a random start \(its inner problem is"),
         (Mail, {"over": "st"}, r"Mail.over must be one of 'at', 'trades'"),
         (Mail, {"slope": 0.0}, r"Mail.slope must be positive"),
         (Mail, {"bias": float("inf")}, r"Mail.bias finite"),

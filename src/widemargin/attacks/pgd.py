@@ -52,11 +52,11 @@ class PGD:
     """Projected gradient descent on the images.
 
     ``mode="train"`` runs the passes in training mode and lets them update batch-norm statistics, as the released EMR
-    code does; ``mode="batch"`` takes the statistics of the batch too and leaves the running ones alone, as the TRADES of
-    Wang et al. (2023) does; the default attacks the model as it predicts. ``loss`` is what it makes large (``losses.py``), the
-    cross-entropy that of ``logit_scale`` times the logits. Of several ``restarts``, each but the first from a random
-    point, it keeps per image the worst: misclassified first, then the higher loss. ``eot`` is the number of passes over
-    which a gradient is averaged, for randomized models (expectation over transformation).
+    code does; ``mode="batch"`` takes the statistics of the batch too and leaves the running ones alone, as the TRADES
+    of Wang et al. (2023) does; the default attacks the model as it predicts. ``loss`` is what it makes large
+    (``losses.py``), the cross-entropy that of ``logit_scale`` times the logits. Of several ``restarts``, each but the
+    first from a random point, it keeps per image the worst: misclassified first, then the higher loss. ``eot`` is the
+    number of passes over which a gradient is averaged, for randomized models (expectation over transformation).
 
     In Python alone: the gradients may be those of another network, the ``surrogate`` (a transfer attack; the model only
     chooses among restarts), and modules named in ``straight_through`` have the identity's gradient.

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from widemargin.attacks import ATTACKS as OWN_ATTACKS
 from widemargin.attacks.kinds import ATTACK_KINDS
 from widemargin.attacks.names import AUTOATTACK, AUTOATTACK_PARTS, GradientAttack, attack_named
+from widemargin.attacks.pgd import FGSM
 from widemargin.attacks.threat import make_threat
 from widemargin.core.checks import check_count, choice
 from widemargin.core.schema import one_of, required, table_fields
@@ -116,6 +117,10 @@ class WatchConfig:
             )
         if len(set(self.margins)) != len(self.margins):
             raise InputError(f"watch.margins names a split twice: {list(self.margins)}; leave one out")
+        if isinstance(self.attack, FGSM) and not self.attack.clip:
+            raise InputError(
+                "watch.attack.clip = false leaves the threat set, which is for training; remove it, or watch with pgd"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from widemargin.objectives.adversarial import Adversarial
 from widemargin.objectives.lbgat import Lbgat
 from widemargin.objectives.mail import Mail
 from widemargin.objectives.mart import Mart
+from widemargin.objectives.score import Score
 from widemargin.objectives.standard import Standard
 from widemargin.objectives.trades import Trades
 
@@ -14,6 +15,7 @@ OBJECTIVES: dict[str, type] = {
     "mart": Mart,
     "mail": Mail,
     "lbgat": Lbgat,
+    "score": Score,
 }
 
-__all__ = ["OBJECTIVES", "Adversarial", "Lbgat", "Mail", "Mart", "Standard", "Trades"]
+__all__ = ["OBJECTIVES", "Adversarial", "Lbgat", "Mail", "Mart", "Score", "Standard", "Trades"]

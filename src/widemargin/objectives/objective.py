@@ -1,10 +1,12 @@
 """What the objectives that attack share: the inner problem, which finds the images to train on.
 
-"ce" makes the label unlikely; "kl" makes the prediction move away from the clean one (the TRADES family). The clean
-prediction is computed once, in the attack's mode: it does not change while the attack climbs.
+"ce" makes the label unlikely; "kl" (the TRADES family) and "squared" (SCORE) make the prediction move away from the
+clean one, by their divergence or by the squared distance of the probabilities. The clean prediction is computed once,
+in the attack's mode: it does not change while the attack climbs.
 """
 
-from typing import Literal, cast
+from collections.abc import Callable
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,14 @@ from widemargin.attacks.pgd import FGSM
 from widemargin.core.checks import check_logits, check_number, choice
 from widemargin.core.modes import in_mode, without_ddp
 from widemargin.errors import InputError
-from widemargin.losses import kl_divergence
+from widemargin.losses import kl_divergence, squared_distance
 from widemargin.types import Attack, Goal, LossAfterAttack, Nets, Outcome
 
 Inner = Literal["kl", "ce"]
+"""What an objective may let its user choose from."""
+InnerProblem = Literal["kl", "ce", "squared"]
+AWAY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl_divergence, "squared": squared_distance}
+"""(clean logits, logits) -> (B,): how far a prediction is from the clean one."""
 
 
 class AttackingObjective:
@@ -39,7 +45,7 @@ class AttackingObjective:
         del epoch
         return 0
 
-    def inner_problem(self, epoch: int) -> tuple[Attack, Inner]:
+    def inner_problem(self, epoch: int) -> tuple[Attack, InnerProblem]:
         """The attack of this epoch, and what it makes large."""
         del epoch
         return self.attack, self.inner or "ce"
@@ -51,7 +57,7 @@ class AttackingObjective:
         attack, inner = self.inner_problem(epoch)
         if inner == "ce":
             return attack(nets.model, x, y, generator=generator)
-        return attack(nets.model, x, y, goal=away_from_clean(nets.model, x, attack), generator=generator)
+        return attack(nets.model, x, y, goal=away_from_clean(nets.model, x, attack, AWAY[inner]), generator=generator)
 
     def __call__(
         self, nets: Nets, x: Tensor, y: Tensor, *, epoch: int, generator: torch.Generator | None = None
@@ -61,23 +67,31 @@ class AttackingObjective:
         return cast(LossAfterAttack, self).outcome(nets, x, x_adv, y, epoch=epoch)
 
 
-def away_from_clean(model: nn.Module, x: Tensor, attack: Attack) -> Goal:
-    """KL(p(x) || p(x')) as a goal, p(x) computed now and held."""
+def away_from_clean(
+    model: nn.Module, x: Tensor, attack: Attack, distance: Callable[[Tensor, Tensor], Tensor] = kl_divergence
+) -> Goal:
+    """How far p(x') is from p(x) as a goal, p(x) computed now and held."""
     model = without_ddp(model)
     with torch.no_grad(), in_mode(model, getattr(attack, "mode", "eval")):
         logits = model(x)
     check_logits("attack", logits, batch=len(x))
     clean = logits.detach()
-    return lambda logits, y: kl_divergence(clean, logits)  # noqa: ARG005 - a goal's signature
+    return lambda logits, y: distance(clean, logits)  # noqa: ARG005 - a goal's signature
 
 
 def check_inner(owner: str, inner: str, attack: Attack, *, field: str = "attack") -> None:
-    """The KL has no gradient at the clean image, so a KL attack that starts there never moves."""
-    choice(owner, "inner", inner, ("kl", "ce"))
-    if inner == "kl" and (isinstance(attack, FGSM) or getattr(attack, "random_start", None) is False):
+    """Whether the inner problem is known, and its attack can begin."""
+    choice(owner, "inner", inner, get_args(Inner))
+    if inner == "kl":
+        check_start(owner, attack, what='when inner = "kl"', field=field)
+
+
+def check_start(owner: str, attack: Attack, *, what: str, field: str = "attack") -> None:
+    """The distance from the clean prediction has no gradient at the clean image: an attack that starts there stays."""
+    if (isinstance(attack, FGSM) and not attack.draws) or getattr(attack, "random_start", None) is False:
         raise InputError(
-            f'{owner}.{field} must be PGD with a random start when inner = "kl", got {attack!r}; the KL has no '
-            'gradient at the image itself: set random_start = "gaussian"'
+            f"{owner}.{field} must be PGD with a random start {what}, got {attack!r}; the distance from the clean "
+            'prediction has no gradient at the image itself: set random_start = "gaussian"'
         )
 
 
