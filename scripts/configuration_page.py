@@ -21,6 +21,7 @@ from widemargin.data import AUGMENTATIONS, DATASETS
 from widemargin.heads import HEADS
 from widemargin.models import MODELS
 from widemargin.objectives import OBJECTIVES
+from widemargin.optimizers import OPTIMIZERS
 from widemargin.schedules import SCHEDULES
 
 INTRODUCTION = Path(__file__).with_suffix(".md")
@@ -35,6 +36,7 @@ REGISTRIES: dict[str, tuple[str, Mapping[str, type]]] = {
     "Attacks": ("`attack` in an objective or in `[watch]`", ATTACK_KINDS),
     "Schedules": ("`schedule` in `[optimizer]`, `[emr]` and `[igr]`: a factor by epochs passed", SCHEDULES),
     "Augmentations": ("`augmentation` in `[data]`; its name alone means its defaults", AUGMENTATIONS),
+    "Optimizers": ("`[optimizer]`: how weights are updated; without a `kind` it is `sgd`", OPTIMIZERS),
     "Annealings": ("`annealing` in a large-margin head", ANNEALINGS),
 }
 NAMED: dict[str, Mapping[str, object]] = {"data.name": DATASETS, "data.augmentation": AUGMENTATIONS}
@@ -49,7 +51,11 @@ LISTS: dict[Any, str] = {
 
 def _parts() -> dict[str, Any]:
     """The tables of a run that are of one class, by name, in its order."""
-    options = {name: [hint, *typing.get_args(hint)] for name, hint in typing.get_type_hints(RunConfig).items()}
+    hints, chosen = (
+        typing.get_type_hints(RunConfig),
+        {f.name for f in table_fields(RunConfig) if REGISTRY in f.metadata},
+    )
+    options = {name: [hint, *typing.get_args(hint)] for name, hint in hints.items() if name not in chosen}
     return {name: part for name, found in options.items() for part in found if dataclasses.is_dataclass(part)}
 
 
@@ -104,7 +110,7 @@ def _rows(path: str, part: type) -> Iterator[tuple[str, str, str, str]]:
     hints = typing.get_type_hints(part)
     for field in table_fields(part):
         values = _named(f"{path}.{field.name}") or _values(hints[field.name], field.metadata.get(REGISTRY))
-        values += ', or a fraction such as `"8/255"`' * (field.name in FRACTIONS)
+        values += ', or a fraction such as `"8/255"`' * (field.name in FRACTIONS and "optimizers" not in path)
         yield f"`{field.name}`", MEANINGS[_where(path, field.name)][field.name], values, _default(field)
 
 

@@ -15,7 +15,7 @@ import widemargin
 ROOT = Path(widemargin.__file__).parent
 LEVELS = (  # below them core, types and errors
     ("losses", "schedules", "data"),
-    ("gradients", "heads", "attacks"),
+    ("gradients", "heads", "attacks", "optimizers"),
     ("distributed", "margins"),
     ("regularizers", "models", "objectives", "certificates"),
     ("config",),

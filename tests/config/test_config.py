@@ -200,7 +200,7 @@ def test_a_whole_part_can_be_added() -> None:
         ("=3", r"--set '=3': write path=value"),
         ("epochs.more=3", r"--set 'epochs.more=3': 'epochs' is a value, not a table"),
         ("epoch=3", r"unknown key 'epoch'; did you mean 'epochs'\?"),
-        ("optimizer.learning_rate=3", r"unknown key 'optimizer.learning_rate'; known here: lr, momentum"),
+        ("optimizer.learning_rate=3", r"unknown key 'optimizer.learning_rate'; known here: lr, weight_decay"),
         ("objective.attack.stepsize=0.1", r"unknown key 'objective.attack.stepsize'; did you mean 'step_size'\?"),
         ("optimiser.lr=1", r"unknown key 'optimiser'; did you mean 'optimizer'\?"),
         ("epochs=many", r"epochs must be a whole number, got 'many'"),

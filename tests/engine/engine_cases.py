@@ -24,8 +24,9 @@ from widemargin.models import (
 )
 from widemargin.models.classifier import build_model
 from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
+from widemargin.optimizers import make_optimizer
 from widemargin.training.graphed_step import make_steps
-from widemargin.training.state import TrainState, make_optimizer
+from widemargin.training.state import TrainState
 from widemargin.training.step import StepContext, Steps
 from widemargin.types import Nets
 
@@ -123,7 +124,7 @@ def state_of(config: RunConfig, device: str = "cpu", shape: tuple[int, int, int]
     if config.teacher is not None:
         teacher = build_model(config.teacher, **sizes, seed=1).to(device).train()
     nets = Nets(model=model, teacher=teacher)
-    return TrainState(nets=nets, optimizer=make_optimizer(nets, config.optimizer))
+    return TrainState(nets=nets, optimizer=make_optimizer(nets.all().values(), config.optimizer))
 
 
 def batches(shape: tuple[int, int, int], count: int, device: str = "cpu") -> list[Batch]:

@@ -19,11 +19,12 @@ from widemargin.config.toml import read_toml
 from widemargin.core.files import write_text_atomic
 from widemargin.engine import Plan
 from widemargin.errors import WidemarginWarning
+from widemargin.optimizers import make_optimizer
 from widemargin.training import step as steps_module
 from widemargin.training import train, trainer
 from widemargin.training.progress import describe_epoch
 from widemargin.training.setup import load_splits
-from widemargin.training.state import Best, TrainState, make_optimizer
+from widemargin.training.state import Best, TrainState
 from widemargin.training.step import train_step
 from widemargin.types import Nets
 
@@ -82,7 +83,7 @@ def test_every_step_has_the_learning_rate_of_its_epoch(tiny, tmp_path, monkeypat
 
 def test_the_optimizer_is_what_the_configuration_says_and_no_more():
     nets = Nets(model=nn.Linear(3, 2), teacher=nn.BatchNorm1d(2))
-    optimizer = make_optimizer(nets, OptimizerConfig(lr=0.3, momentum=0.8, weight_decay=0.02))
+    optimizer = make_optimizer(nets.all().values(), OptimizerConfig(lr=0.3, momentum=0.8, weight_decay=0.02))
     (group,) = optimizer.param_groups
     said = {"lr": 0.3, "momentum": 0.8, "weight_decay": 0.02, "nesterov": False, "dampening": 0, "maximize": False}
     assert {name: group[name] for name in said} == said

@@ -6,7 +6,6 @@ parts of a schedule a run never gets to. Models, objectives, attacks and so on o
 ``OBJECTIVES["mine"] = MyObjective`` (docs/adding.md).
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,12 +29,23 @@ from widemargin.objectives import OBJECTIVES
 from widemargin.objectives.lbgat import Lbgat
 from widemargin.objectives.mail import Mail
 from widemargin.objectives.standard import Standard
+from widemargin.optimizers import OPTIMIZERS, SGD, Optimizer
 from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
 from widemargin.regularizers.input_gradient import InputGradient
 from widemargin.regularizers.penalty import Penalty
-from widemargin.schedules import SCHEDULES, Constant, OneCycle, Piecewise, Schedule, Steps
+from widemargin.schedules import (
+    SCHEDULES,
+    Constant,
+    CyclesMomentum,
+    Piecewise,
+    Schedule,
+    Steps,
+    WarmUp,
+)
 from widemargin.types import Attack, MakeHead, Norm, Objective, Point, Regularizer, Scaling
 
+OptimizerConfig = SGD
+"""The optimizer that a table without a kind describes."""
 WatchedMargins = Literal["train", "test"]
 
 
@@ -73,25 +83,6 @@ class DataConfig:
 def _is_default(part: Any) -> bool:
     """Whether it is what its class makes of nothing."""
     return not any(required(field) for field in table_fields(part)) and bool(part == type(part)())
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """SGD with momentum; weight decay on every parameter, as all the compared methods do."""
-
-    lr: float
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    schedule: Schedule = one_of(SCHEDULES, default=Constant())
-
-    def __post_init__(self) -> None:
-        legal = {"lr": self.lr > 0, "momentum": 0 <= self.momentum < 1, "weight_decay": self.weight_decay >= 0}
-        for field, in_range in legal.items():
-            if not (in_range and math.isfinite(getattr(self, field))):
-                raise InputError(
-                    f"optimizer.{field} is out of range: {getattr(self, field)!r}; usual are lr 0.01 to 0.1, "
-                    "momentum 0.9, weight_decay 0 to 0.01"
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +241,7 @@ ANNEALINGS: dict[str, type] = {"power": PowerAnnealing, "geometric": GeometricAn
 
 def kinds() -> Mapping[str, type]:
     """Every ``kind`` a table may have now, those added by the user included."""
-    return {**ATTACK_KINDS, **SCHEDULES, **AUGMENTATIONS, **ANNEALINGS, **HEADS, **OBJECTIVES, **MODELS}
+    return {**ATTACK_KINDS, **SCHEDULES, **OPTIMIZERS, **AUGMENTATIONS, **ANNEALINGS, **HEADS, **OBJECTIVES, **MODELS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +257,7 @@ class RunConfig:
     head: MakeHead = one_of(HEADS, default=Linear())
     objective: Objective = one_of(OBJECTIVES, default=Standard())
     teacher: ModelFactory | None = one_of(MODELS, default=None)
-    optimizer: OptimizerConfig
+    optimizer: Optimizer = one_of(OPTIMIZERS, unnamed="sgd")
     emr: EMRConfig | None = None
     igr: IGRConfig | None = None
     averaging: AveragingConfig | None = None
@@ -280,6 +271,7 @@ class RunConfig:
         if not 0 <= self.seed < 2**63:  # what build_model takes
             raise InputError(f"seed must be in [0, 2^63), got {self.seed}; try 0")
         self._check_points()
+        self._check_momentum()
         self._check_lbgat()
         self._check_burn_in()
         if self.stopping is not None and not self.data.held_out:
@@ -296,6 +288,14 @@ class RunConfig:
                 raise InputError(
                     f'{penalty.name}.at = "adversarial" has no effect in standard training, which makes no adversarial '
                     f'images; use {penalty.name}.at = "clean" or another objective'
+                )
+
+    def _check_momentum(self) -> None:
+        for penalty in self.penalties():
+            if isinstance(penalty.schedule, CyclesMomentum):
+                raise InputError(
+                    f"{penalty.name}.schedule sets a momentum, which has no effect on a weight; use a schedule that "
+                    "does not, such as one-cycle"
                 )
 
     def _check_lbgat(self) -> None:
@@ -344,20 +344,32 @@ def unreached(config: RunConfig) -> list[str]:
 
 
 def _unreached_part(path: str, schedule: Schedule, epochs: int) -> str:
-    if isinstance(schedule, OneCycle) and schedule.epochs > epochs:
-        return (
-            f"{path} comes down at {schedule.epochs:g} epochs, the run ends at {epochs}: "
-            f"--set {path}.epochs={epochs} --set {path}.peak={schedule.peak * epochs / schedule.epochs:g}"
-        )
+    if isinstance(schedule, WarmUp):
+        late = _unreached_part(f"{path}.schedule", schedule.schedule, epochs)
+        if schedule.epochs < epochs:
+            return late
+        return f"{path} warms up for {schedule.epochs:g} epochs, the run ends at {epochs}: --set {path}.epochs=..."
     if isinstance(schedule, Steps):
-        late, setting = [at for at in schedule.milestones if at >= epochs], "milestones"
+        points, setting = [at for at in schedule.milestones if at >= epochs], "milestones"
     elif isinstance(schedule, Piecewise):
-        late, setting = [at for at, _ in schedule.points if at >= epochs], "points"
+        points, setting = [at for at, _ in schedule.points if at >= epochs], "points"
     else:
-        return ""
-    if not late:
+        return _end_unreached(path, schedule, epochs)
+    if not points:
         return ""
     return (
-        f"{path}.{setting} has {', '.join(f'{at:g}' for at in late)}, the run ends at {epochs} epochs and never gets "
+        f"{path}.{setting} has {', '.join(f'{at:g}' for at in points)}, the run ends at {epochs} epochs and never gets "
         f"there: change it with --set '{path}.{setting}=[...]'"
     )
+
+
+def _end_unreached(path: str, schedule: Schedule, epochs: int) -> str:
+    """Of a schedule that says when it ends, and at which epochs the other things in it happen."""
+    end = getattr(schedule, "epochs", None)
+    if not isinstance(end, int | float) or end <= epochs:
+        return ""
+    changed = {"epochs": epochs} | {
+        name: at * epochs / end for name in ("peak", "start") if (at := getattr(schedule, name, 0))
+    }
+    settings = " ".join(f"--set {path}.{name}={value:g}" for name, value in changed.items())
+    return f"{path} comes down at {end:g} epochs, the run ends at {epochs}: {settings}"

@@ -248,7 +248,8 @@ def _wanted(field: "dataclasses.Field[Any]", hint: Any, kinds: Kinds) -> str:
     if not classes:
         return " or ".join(_describe(option) for option in options)
     tags = {cls: kind for kind, cls in {**kinds, **registry}.items()}
-    inside = [f"kind = {tags[classes[0]]!r}"] if classes[0] in tags else []
+    kind = tags.get(classes[0])
+    inside = [] if kind is None or kind == field.metadata.get(UNNAMED) else [f"kind = {kind!r}"]
     inside += [f"{part.name} = ..." for part in table_fields(classes[0]) if required(part)]
     return f"a table such as {{{', '.join(inside)}}}"
 

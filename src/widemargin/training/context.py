@@ -10,6 +10,7 @@ from widemargin.core.signals import Stop
 from widemargin.data.batches import Batches
 from widemargin.distributed.group import SINGLE_PROCESS, Processes
 from widemargin.engine.plan import Plan
+from widemargin.schedules import CyclesMomentum
 from widemargin.training.nonfinite import ON_NONFINITE
 from widemargin.training.setup import Splits
 from widemargin.training.step import StepContext, Steps
@@ -62,3 +63,8 @@ class RunContext:
     def learning_rate(self, context: StepContext) -> float:
         """The learning rate of that step."""
         return self.config.optimizer.lr * self.config.optimizer.schedule(context.passed)
+
+    def momentum(self, context: StepContext) -> float | None:
+        """The momentum of that step, where the schedule sets it."""
+        schedule = self.config.optimizer.schedule
+        return schedule.momentum(context.passed) if isinstance(schedule, CyclesMomentum) else None

@@ -29,6 +29,7 @@ from widemargin.engine.cuda_graphs import Pace, capturing
 from widemargin.engine.fast_model import FastNetwork
 from widemargin.engine.plan import Plan, choosing_kernels
 from widemargin.errors import WidemarginWarning
+from widemargin.optimizers import fuse, momentum_now
 from widemargin.regularizers.penalty import Penalty
 from widemargin.training.state import TrainState
 from widemargin.training.step import EagerSteps, StepContext, Steps, refresh_networks, take_step
@@ -192,9 +193,9 @@ class GraphedSteps:
         self._names: set[str] = set()
         self._pool: Any = None
         self._captures, self._pace = True, Pace(self._device)
-        for group in state.optimizer.param_groups:  # a graph can hold one fused update, the learning rate in a tensor
-            lr = torch.tensor(float(group["lr"]), device=group["params"][0].device)
-            group.update(fused=True, foreach=False, lr=lr)
+        fuse(state.optimizer)  # a graph can hold one fused update, the learning rate in a tensor
+        for group in state.optimizer.param_groups:
+            group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
 
     def __call__(self, batch: Batch, context: StepContext) -> None:
         """Update the networks and the sums."""
@@ -225,10 +226,10 @@ class GraphedSteps:
         due = context.due(self._penalties)
         phased = isinstance(self._objective, HasPhases)
         at = self._objective.phase(context.epoch) if isinstance(self._objective, HasPhases) else context.epoch
-        key = (batch_key(batch), tuple(penalty.name for penalty in due), phased, at)
+        momentum = momentum_now(self._state.optimizer)  # a number in the graph, which a schedule may change
+        key = (batch_key(batch), tuple(penalty.name for penalty in due), phased, at, momentum)
         if key not in self._kinds:
-            if not phased:
-                self._kinds = {k: v for k, v in self._kinds.items() if k[3] == at}
+            self._kinds = {k: v for k, v in self._kinds.items() if (phased or k[3] == at) and k[4] == momentum}
             inputs = GraphStepContext(context.epoch, self._device, self._generators, self._factors)
             self._kinds[key] = CapturedStep(inputs_for(batch), due, inputs)
         return self._kinds[key]

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from widemargin.core import batch_share
+from widemargin.optimizers import fuse as fuse_update
 from widemargin.types import AfterStep, Nets
 
 OnNonfinite = Literal["stop", "skip"]
@@ -68,8 +69,8 @@ NO_GUARD = Guard()
 
 def make_guard(nets: Nets, optimizer: torch.optim.Optimizer, on_nonfinite: str, *, fuse: bool = False) -> Guard:
     """The guard for this optimizer: a fused one, which it becomes with ``fuse``, can be masked."""
-    for group in optimizer.param_groups if fuse else []:
-        group.update(fused=True, foreach=False)
+    if fuse:
+        fuse_update(optimizer)
     skips = on_nonfinite == "skip"
     if all(group.get("fused") for group in optimizer.param_groups):
         return DeviceGuard(nets, optimizer, skips=skips)
@@ -238,5 +239,5 @@ def _changed_after_updates(nets: Nets) -> list[Tensor]:
 def _start_momenta(optimizer: torch.optim.Optimizer) -> None:
     """Zeros, which make the same first step: a fused first step that is masked would leave them unset."""
     for group in optimizer.param_groups:
-        for parameter in group["params"] if group["momentum"] else []:
+        for parameter in group["params"] if group.get("momentum") else []:
             optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))

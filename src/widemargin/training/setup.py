@@ -16,7 +16,8 @@ from widemargin.distributed.group import Processes
 from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.models.classifier import build_model
-from widemargin.training.state import TrainState, make_average, make_optimizer
+from widemargin.optimizers import make_optimizer
+from widemargin.training.state import TrainState, make_average
 from widemargin.types import Nets
 
 
@@ -105,7 +106,7 @@ def make_state(config: RunConfig, train: ImageSet) -> TrainState:
         teacher = build(config.teacher, seed=seed).to(train.device).train()
     nets = Nets(model=model.train(), teacher=teacher)
     _check_storable(nets)
-    averaging, optimizer = config.averaging, make_optimizer(nets, config.optimizer)
+    averaging, optimizer = config.averaging, make_optimizer(nets.all().values(), config.optimizer)
     if averaging is None:
         return TrainState(nets=nets, optimizer=optimizer)
     is_eval_model = not averaging.beside

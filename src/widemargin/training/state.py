@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from widemargin.config.run import OptimizerConfig
 from widemargin.distributed.group import Processes
 from widemargin.distributed.sync_batch_norm import STATISTICS
 from widemargin.errors import InputError
@@ -30,6 +29,8 @@ from widemargin.training.nonfinite import NO_GUARD, Guard
 from widemargin.types import AfterAverage, Nets
 
 Tensors = dict[str, Tensor]
+MOMENTUM = "momentum_buffer"
+"""In a checkpoint momentum/parameter; what else an optimizer keeps of a parameter is optimizer/its name/parameter."""
 BEST_TENSORS = ("best", "best_beside")
 """The names in a checkpoint of the best epoch, and of the best one of averaged weights evaluated in addition."""
 
@@ -53,7 +54,7 @@ class TrainState:
     """Everything a resumed run needs; see ``tensors`` and ``restore``."""
 
     nets: Nets
-    optimizer: torch.optim.SGD
+    optimizer: torch.optim.Optimizer
     average: nn.Module | None = None
     """The averaged copy of the model, where weights are averaged."""
     average_is_eval_model: bool = True
@@ -98,17 +99,19 @@ class TrainState:
         for parameter in (*(trained for _, trained in self._parameters()), *averaged):
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=layout)
-                momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
-                if momentum is not None:
-                    self.optimizer.state[parameter]["momentum_buffer"] = momentum.contiguous(memory_format=layout)
+                followed = self.optimizer.state.get(parameter, {})
+                for name, value in followed.items():
+                    if isinstance(value, Tensor) and value.dim() == 4:
+                        followed[name] = value.contiguous(memory_format=layout)
 
     def tensors(self) -> Tensors:
         """What resuming needs besides the weights of ``eval_model``."""
         stored = {f"sums/{name}": value for name, value in self.sums.items()}
         for name, parameter in self._parameters():
-            momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
-            if momentum is not None:
-                stored[f"momentum/{name}"] = momentum
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if value is not None:  # a momentum of 0 leaves none
+                    prefix = "momentum" if key == MOMENTUM else f"optimizer/{key}"
+                    stored[f"{prefix}/{name}"] = _storable(key, value)
         for name, net in self._other_networks().items():
             stored |= {f"{name}/{key}": value for key, value in net.state_dict().items()}
         for name, best in zip(BEST_TENSORS, (self.best, self.best_averaged), strict=True):
@@ -123,10 +126,13 @@ class TrainState:
         self.epoch, self.step = epoch, step
         device = next(self.nets.model.parameters()).device
         self.sums = {name: value.to(device) for name, value in _with_prefix("sums", stored).items()}
-        momenta = _with_prefix("momentum", stored)
-        for name, parameter in self._parameters():
-            if name in momenta:
-                self.optimizer.state[parameter]["momentum_buffer"] = momenta[name].to(device)
+        parameters = dict(self._parameters())
+        for path, value in stored.items():
+            first, _, rest = path.partition("/")
+            key, _, name = (MOMENTUM, "/", rest) if first == "momentum" else rest.partition("/")
+            if first in ("momentum", "optimizer") and name in parameters:
+                # torch keeps a count of steps on the CPU, unless the update is fused
+                self.optimizer.state[parameters[name]][key] = value if key == "step" else value.to(device)
         for name, net in self._other_networks().items():
             net.load_state_dict(_with_prefix(name, stored))
         found = (stored[name].tolist() if name in stored else None for name in BEST_TENSORS)
@@ -144,6 +150,15 @@ class TrainState:
         return {name: net for name, net in networks.items() if net is not self.eval_model}
 
 
+def _storable(name: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise InputError(
+            f"optimizer: its state {name!r} must be a tensor, which checkpoints can hold, got {type(value).__name__}; "
+            "keep it in one"
+        )
+    return value
+
+
 def _with_prefix(prefix: str, stored: Tensors) -> Tensors:
     return {key.removeprefix(f"{prefix}/"): value for key, value in stored.items() if key.startswith(f"{prefix}/")}
 
@@ -151,11 +166,6 @@ def _with_prefix(prefix: str, stored: Tensors) -> Tensors:
 def mean_loss(state: TrainState) -> float:
     """The mean loss of the epoch so far; no number while every step was skipped."""
     return float(state.sums["total"] / state.sums["samples"])
-
-
-def make_optimizer(nets: Nets, config: OptimizerConfig) -> torch.optim.SGD:
-    """SGD on every parameter of every network."""
-    return torch.optim.SGD(nets.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
 def make_average(model: nn.Module) -> nn.Module:

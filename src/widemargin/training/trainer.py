@@ -32,6 +32,7 @@ from widemargin.core.signals import Stop, StopNowError
 from widemargin.distributed.group import Processes, training_processes
 from widemargin.engine.plan import make_plan
 from widemargin.errors import InputError, WidemarginWarning
+from widemargin.optimizers import can_fuse, set_momentum
 from widemargin.training.alarms import new_alarms
 from widemargin.training.context import RunContext, RunOptions
 from widemargin.training.graphed_step import make_steps
@@ -156,7 +157,7 @@ def begin(
         state = make_state(config, splits.train)
         synchronize_batch_norms(state.nets, group, sync_bn=options.sync_bn)
         plan = make_plan(options.engine, state.nets.model, splits.train.image_shape, device)
-        if group.count > 1:  # messages between processes cannot be part of a CUDA graph
+        if group.count > 1 or not can_fuse(state.optimizer):  # no CUDA graph holds messages between processes
             plan = replace(plan, graphs=False)
         if group.first:
             resume(state, folder, config)
@@ -199,6 +200,8 @@ def train_epoch(state: TrainState, run: RunContext, display: TrainingDisplay) ->
         context = run.step_context(state.epoch, batch.step)
         state.guard.begin(context.total_steps)
         set_learning_rate(state.optimizer, run.learning_rate(context))
+        if (momentum := run.momentum(context)) is not None:
+            set_momentum(state.optimizer, momentum)
         run.steps(batch, context)
         refuse_not_finite(state, run, wait=context.total_steps % LOOK_EVERY == 0)
         if state.average is not None and run.config.averaging is not None:
