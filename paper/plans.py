@@ -45,7 +45,7 @@ HISTOGRAMS = Section(
 DISTANCES = Section(
     "Margins against distances",
     "Each point is a correctly classified test image: its effective margin, and the size of the smallest adversarial "
-    "perturbation that FAB found, an upper bound of the true distance. On the dashed line they are equal.",
+    "perturbation that an attack found, an upper bound of the true distance. On the dashed line they are equal.",
 )
 OVER_EPS = Section(
     "Accuracy against eps",

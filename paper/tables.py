@@ -122,8 +122,10 @@ def _judged_text(title: str, said: str, judged_in: Iterable[str], lines: Sequenc
 DISTANCE_TITLE = "Margins and distances (first 1,000)"
 DISTANCE_SAID = (
     "Of the correctly classified images among the first 1,000: the median effective margin, the median size of the\n"
-    "smallest adversarial perturbation that FAB found, in the same norm; the rank correlation of the two across images."
+    "smallest adversarial perturbation that {} found, in the same norm; the rank correlation of the two across images."
 )
+FOUND_BY = {"fab-t": "FAB", "full": "DDN, ALMA or FAB", "quick": "DDN or ALMA"}
+"""In L2, by method."""
 HEADS = ("row", "seeds", "images", "median margin ({})", "median distance ({})", "rank correlation")
 
 
@@ -140,7 +142,9 @@ def distance_text(table: PaperTable, jobs: Jobs) -> str:
     cells = [[plain_text(table.label(row)), *_distance_cells(found)] for row, found in measured]
     lines = [*_numbers_table([head.format(norm) for head in HEADS], cells), *_across(measured)]
     judged_in = (pairs.precision for _, found in measured for pairs in found)
-    return _judged_text(DISTANCE_TITLE, DISTANCE_SAID, judged_in, lines)
+    methods = (pairs.method for _, found in measured for pairs in found)
+    said = DISTANCE_SAID.format(kinds(FOUND_BY.get(method, method) for method in methods))
+    return _judged_text(DISTANCE_TITLE, said, judged_in, lines)
 
 
 def _distance_cells(found: Sequence[Pairs]) -> list[str]:

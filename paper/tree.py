@@ -14,6 +14,7 @@ from widemargin.config.checkpoint import CONFIG
 from widemargin.core.records import Fields, read_table
 from widemargin.errors import InputError
 from widemargin.evaluation.folder import Radius, curves
+from widemargin.evaluation.minimal_norm import ONLY_FAB
 from widemargin.jobs.job import RESULT
 from widemargin.report.runs import Run, read_run
 
@@ -47,6 +48,8 @@ class Pairs:
     pairs: Sequence[tuple[float, float]]
     correlation: float | None
     precision: str = "unknown"
+    method: str = ONLY_FAB
+    """Which attacks looked for the distances; earlier versions had one and did not say."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +145,9 @@ def _pairs(table: Fields) -> Pairs | None:
     pairs = [(float(margin), float(distance)) for margin, distance in table.list("pairs")]
     if not pairs:
         return None
-    correlation = table.table("distance").number("rank_correlation")
-    return Pairs(table.text("norm", "l2"), pairs, correlation, table.text("precision", "unknown"))
+    found = table.table("distance")
+    correlation, method = found.number("rank_correlation"), found.text("method", ONLY_FAB)
+    return Pairs(table.text("norm", "l2"), pairs, correlation, table.text("precision", "unknown"), method)
 
 
 def _eps_curve(table: Fields) -> EpsCurve | None:

@@ -255,6 +255,17 @@ class TestMarginsAndDistances:
         assert "the rank correlation of the two" in self.small(tmp_path)
         assert "Across these" not in self.small(tmp_path)
 
+    def test_it_names_the_attacks_that_looked(self, tmp_path):
+        for recipe in ("mnist-mlp/st-emr", "mnist-mlp/at-emr"):
+            write_job(tmp_path / "runs", recipe, later=("distance",))
+        assert "perturbation that FAB found, in the same norm" in self.small(tmp_path), "of an earlier version"
+        path = tmp_path / "results" / "rows" / "mnist-mlp-st-emr" / "seed-0" / "distance.json"
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps(record | {"distance": record["distance"] | {"method": "full"}}))
+        generate(tmp_path / "results", [table for table in paper_tables() if table.name == "table1"])
+        page = (tmp_path / "results" / "README.md").read_text()
+        assert "perturbation that DDN, ALMA or FAB (1 job); FAB (1 job) found, in the same norm" in page
+
     def test_without_distances_there_is_no_such_table(self, tmp_path):
         write_job(tmp_path / "runs", "mnist-mlp/st-emr")
         assert self.small(tmp_path) == ""
