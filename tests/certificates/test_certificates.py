@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 import torch
@@ -287,6 +288,31 @@ def test_what_draws_a_line_holds_the_curve_between_its_lines() -> None:
         straight = ~crosses(bend, ends[0], ends[1])[0]
         assert straight.any()
         torch.testing.assert_close((line.lower_slope * z + line.lower_offset)[:, straight], y[:, straight])
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.3, 1.7])
+def test_a_chord_is_outside_the_curve_in_exact_arithmetic(slope: float) -> None:
+    torch.manual_seed(0)
+    ends = torch.rand(2, 1, 400, dtype=torch.float64) * torch.tensor([-1.0, 1.0]).view(2, 1, 1)
+    bend = Bend(inputs=(0,), output=1, name="", shape=(400,), low=0.0, high=math.inf, slope=slope, center=ends[0])
+    line = lines(bend, ends[0], ends[1])
+    chord = (line.upper_slope, line.upper_offset) if slope < 1 else (line.lower_slope, line.lower_offset)
+    for end, steepness in ((ends[0], slope), (ends[1], 1.0)):
+        for z, a, b in zip(end[0].tolist(), *(part[0].tolist() for part in chord), strict=True):
+            above = Fraction(a) * Fraction(z) + Fraction(b) - Fraction(steepness) * Fraction(z)
+            assert above >= 0 if slope < 1 else above <= 0
+
+
+def test_a_lipschitz_constant_of_a_steep_activation() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LeakyReLU(-3.0), nn.Linear(2, 2)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(2))
+        model[2].weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
+    x = torch.rand(1, 2, dtype=torch.float64)
+    for norm, steepest in (("l2", 3 * math.sqrt(8)), ("linf", 3 * 4)):
+        with torch.no_grad():
+            found = pair_slopes(read_network(model, x, owner="test"), torch.tensor([0]), norm)
+        torch.testing.assert_close(found[:, 0], torch.tensor([0.0, steepest], dtype=torch.float64), rtol=1e-6, atol=0.0)
 
 
 class Peeking(nn.Module):

@@ -6,7 +6,7 @@ all other classes; a certificate against the runner-up alone would be none.
 
 ``crown`` bounds the network's own activations around the image (``crown.py``) and searches the largest radius that it
 proves; ``lipschitz`` divides the gap of two logits by a Lipschitz constant (``lipschitz.py``): mostly looser, and free.
-``auto`` is the larger of the two where CROWN is within reach (``UNITS`` activations), else Lipschitz alone: through the
+``auto`` is the larger of the two where CROWN is within reach (``EFFORT``), else Lipschitz alone: through the
 17 layers of a ResNet-18 neither CROWN nor anything else of this kind proves a radius worth its hours.
 """
 
@@ -41,8 +41,8 @@ from widemargin.types import Norm
 Method = Literal["auto", "crown", "lipschitz"]
 METHODS: tuple[Method, ...] = ("auto", "crown", "lipschitz")
 OWNER = "certified_margin"
-UNITS = 100_000
-"""Activations of an image up to which ``auto`` takes CROWN: the paper's CNN has 82,944, a ResNet-18 half a million."""
+EFFORT = 150_000
+"""Up to this (``Network.effort``) ``auto`` takes CROWN: the MLP has 6,144, the CNN 87,040, a ResNet-18 millions."""
 TOGETHER = 2**20
 """Coefficients of one layer's rows, all images of a group together: small networks are bounded many images at once."""
 MOST_TOGETHER = 128
@@ -111,7 +111,7 @@ def _certified(model: nn.Module, x: Tensor, y: Tensor, norm: Norm, method: Metho
     found = torch.zeros_like(network.logits[:, 0])
     if method != "crown":
         found = _by_lipschitz(network, y, norm)
-    if method == "crown" or (method == "auto" and network.units <= UNITS):
+    if method == "crown" or (method == "auto" and network.effort <= EFFORT):
         found = torch.maximum(found, _by_crown(model, network, y, norm))
     return torch.where(right, found, 0.0)
 
@@ -140,7 +140,7 @@ def _by_crown(exact: nn.Module, network: Network, y: Tensor, norm: Norm) -> Tens
 
     It is searched in float32, of which nothing is kept but where to look in float64.
     """
-    if not network.units:  # nothing bends: one evaluation tells it all
+    if not network.bends:  # nothing bends: one evaluation tells it all
         return _search(network, y, norm, network.x.new_full((len(y),), _diameter(network, norm)))
     first = (FIRST_TRY * effective_margin(exact, network.x, y, norm)).nan_to_num(1.0)
     quick = read_network(copy.deepcopy(exact).float(), network.x.float(), owner=OWNER)

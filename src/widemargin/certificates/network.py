@@ -214,9 +214,9 @@ class Network:
         return [step for step in self.steps if isinstance(step, Bend)]
 
     @property
-    def units(self) -> int:
-        """How many units have an activation, in one sample."""
-        return sum(math.prod(bend.shape) for bend in self.bends)
+    def effort(self) -> int:
+        """Activations of one sample, each counted with the number of layers before it: what CROWN's time grows with."""
+        return sum(before * math.prod(bend.shape) for before, bend in enumerate(self.bends))
 
     def differences(self, y: Tensor) -> Tensor:
         """(K, B, K): z_y - z_j as functions of the logits, for every class j; 0 for the label itself."""
