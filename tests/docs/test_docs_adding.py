@@ -9,11 +9,15 @@ import pytest
 import torch
 
 import widemargin
+from widemargin.attacks import ATTACK_KINDS
 from widemargin.cli.main import run
-from widemargin.data import DATASETS
+from widemargin.config.toml import read_toml, to_dict
+from widemargin.data import AUGMENTATIONS, DATASETS
 from widemargin.heads import HEADS
 from widemargin.models import MODELS
 from widemargin.objectives import OBJECTIVES
+from widemargin.optimizers import OPTIMIZERS
+from widemargin.schedules import SCHEDULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -27,11 +31,18 @@ TINY = setting("epochs=1", "data.test_limit=20", "data.train_limit=100", "watch.
 TINY += setting("optimizer.schedule={kind = 'constant'}")
 OWN_MODEL = setting("model={kind = 'tiny'}")
 ATTACK = "{kind = 'pgd', eps = 0.1, step_size = 0.05, steps = 2}"
+REGISTRIES = (MODELS, OBJECTIVES, HEADS, DATASETS, ATTACK_KINDS, SCHEDULES, OPTIMIZERS, AUGMENTATIONS)
 CASES = {
     "model": OWN_MODEL,
     "loss": setting(f"objective={{kind = 'half-and-half', attack = {ATTACK}}}"),
     "head": setting("head={kind = 'shifted', shift = 2}"),
     "data": setting("data={name = 'stripes'}") + OWN_MODEL,
+    "attack": setting("objective={kind = 'adversarial', attack = {kind = 'sparse', pixels = 9}}")
+    + setting("watch.attack={kind = 'sparse'}"),
+    "schedule": setting("optimizer.schedule={kind = 'square-root', epochs = 3}"),
+    "optimizer": setting("optimizer.kind=rmsprop", "optimizer.alpha=0.9", "optimizer.clip=1"),
+    "augmentation": setting("data.augmentation={kind = 'brightness', by = 0.5}"),
+    "augmentation by name": setting("data.augmentation=brightness"),
 }
 
 
@@ -40,7 +51,7 @@ def my_module(tmp_path, monkeypatch):
     """The page's blocks as a user's module in the current folder; the registries are put back afterwards."""
     (tmp_path / "my_module.py").write_text("\n\n".join(BLOCKS), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    before = [(registry, dict(registry)) for registry in (MODELS, OBJECTIVES, HEADS, DATASETS)]
+    before = [(registry, dict(registry)) for registry in REGISTRIES]
     yield "my_module"
     sys.modules.pop("my_module", None)
     for registry, content in before:
@@ -73,14 +84,37 @@ def test_the_next_command_imports_the_module_too(my_module, capsys):
     assert "next: widemargin evaluate plain" in capsys.readouterr().err
 
 
-def test_there_are_five_short_blocks():
-    assert len(BLOCKS) == 5
+def test_there_are_nine_short_blocks():
+    assert len(BLOCKS) == 9
     assert all(len(block.splitlines()) < 30 for block in BLOCKS)
 
 
 def test_without_the_module_the_kind_is_unknown(tmp_path, capsys):
     assert run(["train", "demo/plain", "--out", str(tmp_path / "run"), *TINY, *OWN_MODEL]) == 2
     assert "model.kind must be one of" in capsys.readouterr().err
+
+
+def test_a_sweep_over_a_class_of_ones_own_keeps_its_settings(my_module, tmp_path, capsys):
+    command = ["--import", my_module, "sweep", "demo/plain", "--out", "grid", *TINY, *CASES["optimizer"]]
+    assert run([*command, "--grid", "optimizer.alpha=0.5,0.9"]) == 0, capsys.readouterr().err
+    configs = [read_toml(path) for path in Path("grid").rglob("config.toml")]
+    assert sorted(to_dict(config)["optimizer"]["alpha"] for config in configs) == [0.5, 0.9]
+    assert {to_dict(config)["optimizer"]["kind"] for config in configs} == {"rmsprop"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("objective={kind='adversarial', attack={kind='mine'}}", "objective.attack.kind must be one of fgsm, "),
+        ("optimizer.schedule.kind=mine", "optimizer.schedule.kind must be one of constant, cosine, "),
+        ("optimizer.kind=mine", "optimizer.kind must be one of adamw, sgd; got 'mine'; one of your own needs --import"),
+        ("data.augmentation={kind='mine'}", "data.augmentation.kind must be one of "),
+        ("data.augmentation=mine", "data.augmentation must be one of "),
+    ],
+)
+def test_what_is_in_no_registry_is_refused_with_the_list(changed, message, capsys):
+    assert run(["train", "demo/plain", "--out", "run", *setting(changed)]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_module_that_is_not_there(capsys):
