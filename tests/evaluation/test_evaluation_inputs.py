@@ -1,5 +1,6 @@
 """Data, attacks and radii in whatever form people have them."""
 
+from collections import UserDict
 from decimal import Decimal
 from fractions import Fraction
 
@@ -37,6 +38,13 @@ def odd_batches(x, y, *sizes):
     yield from zip(x.split(list(sizes)), y.split(list(sizes)), strict=True)
 
 
+class Entries(UserDict):
+    """What ``transformers.BatchFeature`` is: a mapping, and no ``dict``."""
+
+    def __init__(self, x, y):
+        super().__init__(image=x, labels=y, path=["a.png"])
+
+
 FORMS = {
     "a list of two tensors": lambda x, y: [x, y],
     "a set of images": lambda x, y: ImageSet(x, y, num_classes=4, name="own"),
@@ -46,6 +54,17 @@ FORMS = {
     "a list of batches": lambda x, y: list(odd_batches(x, y, 9, 9)),
     "a loader of PyTorch's": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=5),
     "batches with empty ones among them": lambda x, y: odd_batches(x, y, 0, 5, 0, 0, 13, 0),
+    "a batch as Hugging Face's image processors make it": lambda x, y: {"pixel_values": x, "labels": y},
+    "batches as Hugging Face's data sets give them": lambda x, y: [
+        {"img": x[:9], "label": y[:9]},
+        Entries(x[9:], y[9:]),
+    ],
+    "images, labels and indices": lambda x, y: (x, y, torch.arange(len(y))),
+    "batches with indices": lambda x, y: DataLoader(TensorDataset(x, y, torch.arange(len(y))), batch_size=5),
+    "batches of WebDataset": lambda x, y: [
+        [x[:9], y[:9].numpy()],
+        {"__key__": ["0"], "jpg": x[9:], "cls": y[9:].numpy()},
+    ],
     "labels of bytes": lambda x, y: (x, y.to(torch.uint8)),
 }
 

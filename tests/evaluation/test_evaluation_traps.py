@@ -281,7 +281,18 @@ WRONG = {
     "a number": (3, r"data must be \(images, labels\), a data set or its name, or batches of pairs, got int"),
     "labels in a list": ((BLACK, [0, 1]), "labels must be a torch.Tensor, got list; convert them"),
     "arrays": ((np.zeros((2, 1, 8, 8)), np.zeros(2)), "images must be a torch.Tensor, got ndarray; convert them"),
-    "batches of arrays": ([(BLACK, np.zeros(2))], "labels must be a torch.Tensor, got ndarray; convert them"),
+    "batches of arrays": (
+        [(np.zeros((2, 1, 8, 8)), np.zeros(2))],
+        "images must be a torch.Tensor, got ndarray; convert",
+    ),
+    "no labels among the entries": (
+        [{"image": BLACK, "target": torch.zeros(2)}],
+        "a batch must hold its labels under one of labels, label, cls, got 'image', 'target'; rename",
+    ),
+    "splits in place of batches": (
+        {"train": BLACK},
+        "a batch must hold its images under one of pixel_values, .*, got 'train'",
+    ),
 }
 
 

@@ -283,7 +283,7 @@ def test_hooks_on_every_modules_backward_pass_are_obeyed():
 TRADES = Trades(attack=PGD(eps=0.1, step_size=0.05, steps=2, random_start="gaussian"), beta=6.0)
 NO_LOGITS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a tuple": (lambda z: (z, z), "got tuple; wrap it in a module whose forward returns the logits"),
-    "a dictionary": (lambda z: {"logits": z}, "got dict; wrap it in a module whose forward returns the logits"),
+    "a dictionary": (lambda z: {"scores": z}, "got dict; wrap it in a module whose forward returns the logits"),
     "one class": (lambda z: z[:, :1], r"must return logits of shape \(3, K\) with K >= 2, got \(3, 1\)"),
     "no classes": (lambda z: z[:, 0], r"must return logits of shape \(3, K\) with K >= 2, got \(3,\)"),
     "too many axes": (lambda z: z.unsqueeze(1), r"must return logits of shape \(3, K\) with K >= 2, got \(3, 1, 4\)"),

@@ -30,6 +30,7 @@ from widemargin.core.checks import (
     check_model,
     check_number,
     choice,
+    logits_of,
     pixel_hint,
     refuse_unfit,
     usable,
@@ -199,7 +200,7 @@ class Found:
     def judged(cls, model: nn.Module, images: Tensor, y: Tensor, goal: Goal, *, passes: int = 1) -> "Found":
         """What the model, in the mode it should run in, says of the images."""
         with torch.no_grad():
-            logits = [model(images) for _ in range(passes)]
+            logits = [logits_of(model(images)) for _ in range(passes)]
             fooled = torch.stack([~predicted(one, y) for one in logits]).float().mean(0)
             return cls(images, fooled, torch.stack([goal(one, y) for one in logits]).mean(0))
 
@@ -336,11 +337,11 @@ def goal_gradient(model: nn.Module, point: Tensor, y: Tensor, goal: Goal) -> Ten
     leaf = point.detach().requires_grad_(True)
     with torch.enable_grad():
         try:
-            logits = model(leaf)
+            output = model(leaf)
         except RuntimeError as error:
             refuse_unfit("attack", model, leaf, error)
             raise
-        check_logits("attack", logits, batch=len(leaf))
+        logits = check_logits("attack", output, batch=len(leaf))
         check_labels("attack", y, batch=len(leaf), num_classes=logits.shape[1])
         values = goal(logits, y)
     if not values.requires_grad:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.attacks.pgd import PGD, Found
-from widemargin.core.checks import check_images, check_labels, check_model
+from widemargin.core.checks import check_images, check_labels, check_model, logits_of
 from widemargin.core.modes import evaluating, without_ddp
 from widemargin.errors import InputError
 from widemargin.losses import FEWEST_FOR_DLR, lead_of_another
@@ -58,7 +58,7 @@ class StrongestPGD:
         judge, worst = without_ddp(model), None
         with evaluating(judge):
             with torch.no_grad():
-                num_classes = judge(x[:1]).shape[1]
+                num_classes = logits_of(judge(x[:1])).shape[1]
             for variant in self.variants(num_classes):
                 found = variant(model, x, y, start=start, generator=generator)
                 found_by_it = Found.judged(judge, found, y, lead_of_another)

@@ -27,6 +27,7 @@ from widemargin.core.checks import (
     check_logits,
     check_model,
     choice,
+    logits_of,
     refuse_transforms,
     refuse_unfit,
 )
@@ -72,11 +73,11 @@ def certified_margin(model: nn.Module, x: Tensor, y: Tensor, norm: Norm = "l2", 
         exact = _in_float64(model)
         with evaluating(model), evaluating(exact):
             try:
-                logits = model(x)
+                output = model(x)
             except RuntimeError as error:
                 refuse_unfit(OWNER, model, x, error)
                 raise
-            check_logits(OWNER, logits, batch=len(x))
+            logits = check_logits(OWNER, output, batch=len(x))
             check_labels(OWNER, y, batch=len(x), num_classes=logits.shape[1])
             parts = [
                 _certified(exact, x[group].double(), y[group].long(), norm, method)
@@ -118,7 +119,7 @@ def _certified(model: nn.Module, x: Tensor, y: Tensor, norm: Norm, method: Metho
 
 def _check_repeats(model: nn.Module, network: Network) -> None:
     """What a forward draws or remembers is not the network that was read."""
-    again = model(network.x)
+    again = logits_of(model(network.x))
     if not torch.allclose(again, network.logits, rtol=1e-9, atol=1e-9, equal_nan=True):
         raise InputError(
             f"{OWNER}: the model gives other logits each time it is called; a certificate is for one function, so take "

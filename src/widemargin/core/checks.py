@@ -5,7 +5,7 @@ they are free (on the CPU). Data sets and evaluations are always checked, once, 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -123,16 +123,28 @@ def check_model(owner: str, model: object) -> None:
             )
 
 
-_UNWRAP = "; wrap it in a module whose forward returns the logits alone, such as model(x).logits or model(x)[0]"
+def logits_of(output: Any) -> Any:
+    """The logits in what a model returned: its ``.logits`` or its entry "logits", as Hugging Face's models have them.
+
+    Anything else is given back as it is, a tensor or what a check will refuse.
+    """
+    if isinstance(output, Mapping) and "logits" in output:
+        return output["logits"]
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
-def check_logits(owner: str, logits: Tensor, *, batch: int) -> None:
-    """A classifier returns (B, K) with at least two classes."""
+_UNWRAP = "; wrap it in a module whose forward returns the logits alone, such as model(x)[0]"
+
+
+def check_logits(owner: str, output: Any, *, batch: int) -> Tensor:
+    """The logits (B, K), of at least two classes, that a classifier returned, by themselves or inside an output."""
+    logits = logits_of(output)
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != batch or logits.shape[1] < 2:
         got, hint = (tuple(logits.shape), "") if isinstance(logits, Tensor) else (type(logits).__name__, _UNWRAP)
         raise InputError(f"{owner}: the model must return logits of shape ({batch}, K) with K >= 2, got {got}{hint}")
     if logits.is_complex() or logits.layout != torch.strided:
         raise InputError(f"{owner}: the model must return real, dense logits, got {logits.dtype}, {logits.layout}")
+    return logits
 
 
 def check_number(name: str, value: object, *, is_valid: Callable[[float], bool], rule: str, hint: str) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from widemargin.core.checks import logits_of
 from widemargin.engine.plan import Plan
 from widemargin.errors import WidemarginWarning
 from widemargin.gradients.sweeps.layers import folded_batch_norm
@@ -127,7 +128,7 @@ class EvalCopy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The logits, computed in the smaller type."""
         with torch.autocast(x.device.type, dtype=self.reduced, enabled=self.reduced is not None):
-            logits: Tensor = self.model(x)
+            logits: Tensor = logits_of(self.model(x))
         return logits
 
 
@@ -190,7 +191,7 @@ class FastNetwork(nn.Module):
         if self.training:
             return self._run("training", x)
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.model.parameters()):
-            logits: Tensor = self.model(x)
+            logits: Tensor = logits_of(self.model(x))
             return logits
         return self._run("evaluation", x)
 
@@ -227,7 +228,7 @@ class FastNetwork(nn.Module):
             x = x.contiguous(memory_format=torch.channels_last)
         reduced = self._plan.reduced
         with torch.autocast(x.device.type, dtype=reduced, enabled=reduced is not None):
-            result = self._passes[name](x)
+            result: Tensor = logits_of(self._passes[name](x))
         return result.to(torch.promote_types(result.dtype, torch.float32))
 
     def _compiled(self, function: Function, name: str) -> Function:

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from widemargin.attacks.pgd import FGSM, PGD
 from widemargin.core import randomness
+from widemargin.core.checks import logits_of
 from widemargin.core.modes import evaluating, frozen
 from widemargin.core.precision import allowing_tf32, full_float32
 from widemargin.data.batches import in_order
 from widemargin.data.image_set import ImageSet
+from widemargin.data.unpacking import unpack
 from widemargin.distributed.group import SINGLE_PROCESS, Processes
 from widemargin.engine.cuda_graphs import GraphedFunction
 from widemargin.errors import InputError
@@ -35,7 +37,7 @@ OnBatch = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """(B,) bool: classified correctly."""
     with torch.no_grad(), evaluating(model):
-        return predicted(model(x), y)
+        return predicted(logits_of(model(x)), y)
 
 
 def verdicts(
@@ -102,9 +104,9 @@ class MeasuredMargins:
 
 
 def measure_margins(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, norm: Norm = "l2", advance: Advance | None = None
+    model: nn.Module, batches: Iterable[object], *, norm: Norm = "l2", advance: Advance | None = None
 ) -> MeasuredMargins:
-    """Measure the margins of every batch."""
+    """Measure the margins of every batch, of any form that ``data.unpacking`` knows."""
     margins, correct = [], []
 
     def margin(x: Tensor, y: Tensor) -> Tensor:
@@ -112,7 +114,8 @@ def measure_margins(
 
     measure = GraphedFunction(margin) if isinstance(model, Classifier) else margin
     with full_float32(), frozen(model):
-        for x, y in batches:
+        for batch in batches:
+            x, y = unpack("measure_margins", batch)
             margins.append(measure(x, y))
             correct.append(classified(model, x, y))
             if advance is not None:

@@ -71,7 +71,7 @@ a ResNet-18 takes as long."""
 
 def evaluate(
     model: nn.Module,
-    data: ImageSet | str | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]],
+    data: ImageSet | str | Iterable[Any],
     attacks: Any = ("clean", "pgd20", "autoattack"),
     eps: float | str | Sequence[float | str] = 8 / 255,
     norm: Norm = "linf",
@@ -94,6 +94,8 @@ def evaluate(
     console: Console | None = None,
 ) -> Report:
     """Judge ``model`` on ``data``: images in [0, 1] and labels, a data set's name, or batches of them.
+
+    A batch may be a dictionary, too (``data/unpacking.py``).
 
     ``attacks`` are names, attacks such as ``PGD(...)``, functions ``(model, x, y) -> x_adv``, or pairs of a name and
     one (``own_attacks.py``). FGSM and PGD start at the image and attack every example; AutoAttack's parts attack the

@@ -59,9 +59,8 @@ class Float32Classifier(nn.Module):
         """Float32 logits."""
         x = x.flatten(1) if self.flat else x
         with default_type(self.default):
-            logits: Tensor = self.model(x.to(self.dtype, copy=True))
-        check_logits("evaluate", logits, batch=len(x))
-        return logits.float()
+            output = self.model(x.to(self.dtype, copy=True))
+        return check_logits("evaluate", output, batch=len(x)).float()
 
 
 def _input_dtype(model: nn.Module) -> torch.dtype:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from widemargin.core.records import (
     unsealed,
 )
 from widemargin.data.image_set import ImageSet, as_images, is_square
+from widemargin.data.unpacking import is_batch, unpack
 from widemargin.errors import InputError
 from widemargin.evaluation.columns import CLEAN, Column, columns_of_settings
 from widemargin.evaluation.examples import parsed_shard, shard_lines
@@ -80,12 +81,13 @@ def size_of(data: object) -> int | None:
     """How many examples the data has; None where only reading it all would tell."""
     if isinstance(data, ImageSet):
         return len(data)
-    return len(data[1]) if _is_pair(data) and data[1].dim() else None
+    if not is_batch(data):
+        return None
+    _, labels = unpack("evaluate", data)
+    return len(labels) if labels.dim() else None
 
 
-def shards(
-    data: ImageSet | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]], size: int, *, limit: int | None = None
-) -> Iterator[Shard]:
+def shards(data: ImageSet | Iterable[Any], size: int, *, limit: int | None = None) -> Iterator[Shard]:
     """Cut the data into shards of ``size`` examples; only one is held at a time, and each example copied once."""
     if limit is not None:
         check_count("limit", limit)
@@ -109,37 +111,22 @@ def _shard(number: int, size: int, batches: list[tuple[Tensor, Tensor]]) -> Shar
     return Shard(number, number * size, as_images(x.contiguous()), y.cpu(), flat=is_square(x))
 
 
-def _batches(
-    data: ImageSet | tuple[Tensor, Tensor] | Iterable[tuple[Tensor, Tensor]], size: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(data: ImageSet | Iterable[Any], size: int) -> Iterator[tuple[Tensor, Tensor]]:
     if isinstance(data, ImageSet):
         for start in range(0, len(data), size):
             yield data.floats(slice(start, start + size)), data.labels[start : start + size]
-    elif _is_pair(data):
-        yield _checked(*data)
+    elif is_batch(data):
+        yield _checked(*unpack("evaluate", data))
     else:
-        _check_kinds(data)
         _check_batched(data)
         yield from _of_batches(data)
 
 
 def _of_batches(batches: Iterable[object]) -> Iterator[tuple[Tensor, Tensor]]:
-    for pair in batches:
-        _check_kinds(pair)
-        if not _is_pair(pair):
-            raise InputError(f"evaluate: data must give pairs (images, labels) of tensors, got {type(pair).__name__}")
-        images, labels = pair
+    for batch in batches:
+        images, labels = unpack("evaluate", batch)
         if images.shape[:1] != (0,) or labels.shape != (0,):  # an empty batch has nothing to judge
             yield _checked(images, labels)
-
-
-def _check_kinds(data: object) -> None:
-    """Refuse images and labels that are arrays or lists, not tensors."""
-    if not isinstance(data, tuple | list) or len(data) != 2 or _is_pair(data):
-        return
-    if any(isinstance(part, Tensor | np.ndarray) for part in data):
-        for name, part in zip(("images", "labels"), data, strict=True):
-            check_tensor("evaluate", name, part)
 
 
 def _check_batched(data: object) -> None:
@@ -154,10 +141,6 @@ def _check_batched(data: object) -> None:
             "evaluate: data must be (images, labels), a data set or its name, or batches of pairs, got "
             f"{type(data).__name__}"
         )
-
-
-def _is_pair(data: object) -> TypeGuard[tuple[Tensor, Tensor]]:
-    return isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
 
 
 def _checked(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

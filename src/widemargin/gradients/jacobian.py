@@ -35,11 +35,11 @@ def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor,
     leaf = usable(x).detach().requires_grad_(True)
     try:
         with evaluating(model), differentiable_twice():
-            logits = model(leaf)
+            output = model(leaf)
     except RuntimeError as error:
         refuse_unfit(owner, model, leaf, error)
         raise
-    check_logits(owner, logits, batch=x.shape[0])
+    logits = check_logits(owner, output, batch=x.shape[0])
     if not logits.requires_grad:
         raise InputError(
             f"{owner}: the model's logits carry no gradient; its forward detaches them, "

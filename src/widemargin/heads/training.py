@@ -7,6 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from widemargin.core.checks import logits_of
 from widemargin.errors import InputError
 from widemargin.heads.linear import LinearHead
 from widemargin.types import AfterStep, Head, HeadedModel
@@ -16,7 +17,7 @@ def logits_for_training(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor,
     """(logits, label logits): what the model predicts with, and what its label loss sees; one forward pass for both."""
     if not _has_margin(getattr(model, "head", None)):
         _refuse_hidden_margin(model)
-        logits: Tensor = model(x)
+        logits: Tensor = logits_of(model(x))
         return logits, logits
     headed = cast(HeadedModel, model)
     if not callable(getattr(model, "features", None)):

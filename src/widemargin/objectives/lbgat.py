@@ -11,6 +11,7 @@ from torch import Tensor
 
 from widemargin import losses
 from widemargin.attacks.kinds import ATTACK_KINDS
+from widemargin.core.checks import logits_of
 from widemargin.core.schema import one_of
 from widemargin.errors import InputError
 from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_weight
@@ -34,8 +35,8 @@ class Lbgat(AttackingObjective):
         del epoch
         if nets.teacher is None:
             raise InputError('Lbgat needs a teacher: add a [teacher] table to the run, such as kind = "lbgat-teacher"')
-        student_adv = nets.model(x_adv)
-        student = nets.model(x)
-        teacher = nets.teacher(x)
+        student_adv = logits_of(nets.model(x_adv))
+        student = logits_of(nets.model(x))
+        teacher = logits_of(nets.teacher(x))
         loss = losses.lbgat(student, student_adv, teacher, y, self.beta)
         return Outcome(loss=loss, logits=student_adv.detach(), x_adv=x_adv)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from widemargin import losses
 from widemargin.attacks.kinds import ATTACK_KINDS
-from widemargin.core.checks import choice
+from widemargin.core.checks import choice, logits_of
 from widemargin.core.schema import one_of
 from widemargin.errors import InputError
 from widemargin.heads.training import logits_for_training
@@ -91,13 +91,13 @@ class Mail(AttackingObjective):
         slope, bias, mean_one = self.slope, self.bias, self.weights == "mean1"
         if family == "trades":
             z, label = logits_for_training(nets.model, x, y)
-            z_adv: Tensor = nets.model(x_adv)
+            z_adv: Tensor = logits_of(nets.model(x_adv))
             if weighted:
                 loss = losses.mail_trades(z, z_adv, y, self._weight, slope, bias, mean_one=mean_one, label_logits=label)
             else:
                 loss = losses.trades(z, z_adv, y, self._weight, label_logits=label)
         elif family == "mart":
-            z = nets.model(x)
+            z = logits_of(nets.model(x))
             z_adv, label = logits_for_training(nets.model, x_adv, y)
             if weighted:
                 loss = losses.mail_mart(z, z_adv, y, self._weight, slope, bias, mean_one=mean_one, label_logits=label)

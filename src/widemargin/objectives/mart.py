@@ -9,6 +9,7 @@ from torch import Tensor
 
 from widemargin import losses
 from widemargin.attacks.kinds import ATTACK_KINDS
+from widemargin.core.checks import logits_of
 from widemargin.core.schema import one_of
 from widemargin.heads.training import logits_for_training
 from widemargin.objectives.objective import AttackingObjective, check_weight
@@ -28,7 +29,7 @@ class Mart(AttackingObjective):
     def outcome(self, nets: Nets, x: Tensor, x_adv: Tensor, y: Tensor, *, epoch: int) -> Outcome:
         """Return the loss of each sample."""
         del epoch
-        logits = nets.model(x)
+        logits = logits_of(nets.model(x))
         logits_adv, label_logits = logits_for_training(nets.model, x_adv, y)
         loss = losses.mart(logits, logits_adv, y, self.weight, label_logits=label_logits)
         return Outcome(loss=loss, logits=logits_adv.detach(), x_adv=x_adv)

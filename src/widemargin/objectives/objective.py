@@ -73,8 +73,8 @@ def away_from_clean(
     """How far p(x') is from p(x) as a goal, p(x) computed now and held."""
     model = without_ddp(model)
     with torch.no_grad(), in_mode(model, getattr(attack, "mode", "eval")):
-        logits = model(x)
-    check_logits("attack", logits, batch=len(x))
+        output = model(x)
+    logits = check_logits("attack", output, batch=len(x))
     clean = logits.detach()
     return lambda logits, y: distance(clean, logits)  # noqa: ARG005 - a goal's signature
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from widemargin import losses
 from widemargin.attacks.kinds import ATTACK_KINDS
-from widemargin.core.checks import check_number
+from widemargin.core.checks import check_number, logits_of
 from widemargin.core.schema import one_of
 from widemargin.heads.training import logits_for_training
 from widemargin.objectives.objective import AttackingObjective, InnerProblem, check_start, check_weight
@@ -46,7 +46,7 @@ class Score(AttackingObjective):
         """Return the loss of each sample."""
         del epoch
         logits, label_logits = logits_for_training(nets.model, x, y)
-        logits_adv = nets.model(x_adv)
+        logits_adv = logits_of(nets.model(x_adv))
         loss = losses.score(
             logits,
             logits_adv,

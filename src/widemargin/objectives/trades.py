@@ -11,6 +11,7 @@ from torch import Tensor
 
 from widemargin import losses
 from widemargin.attacks.kinds import ATTACK_KINDS
+from widemargin.core.checks import logits_of
 from widemargin.core.schema import one_of
 from widemargin.heads.training import logits_for_training
 from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_weight
@@ -34,8 +35,8 @@ class Trades(AttackingObjective):
         """Return the loss of each sample."""
         del epoch
         logits, label_logits = logits_for_training(nets.model, x, y)
-        logits_adv = nets.model(x_adv)
+        logits_adv = logits_of(nets.model(x_adv))
         if self.repeat_clean:
-            logits = nets.model(x)
+            logits = logits_of(nets.model(x))
         loss = losses.trades(logits, logits_adv, y, self.beta, label_logits=label_logits)
         return Outcome(loss=loss, logits=logits_adv.detach(), x_adv=x_adv)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from widemargin.core.checks import logits_of
 from widemargin.gradients.double_backward import eager_operators
 from widemargin.gradients.sweeps.layers import Gradients, Slopes
 from widemargin.gradients.sweeps.operators import Operator, mapped, tensors_in
@@ -147,7 +148,7 @@ class _Recorder(TorchFunctionMode):
         """The model's forward, seen."""
         try:
             with eager_operators(), torch.enable_grad(), self:
-                logits: Tensor = self.current(self.model(self.images))
+                logits: Tensor = self.current(logits_of(self.model(self.images)))
         except (RuntimeError, AssertionError) as error:  # such as a hook on an activation: here it has no graph
             raise NotSweepable(f"the forward pass: {error}") from None
         return logits
