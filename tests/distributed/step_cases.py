@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from widemargin import PGD, InputError
-from widemargin.config import AveragingConfig, DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
+from widemargin.config import AveragingConfig, AWPConfig, DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
 from widemargin.data import Batch, Batches, CropFlip, ImageSet
 from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin, Linear
@@ -71,10 +71,11 @@ class Case:
     averaged: bool = False
     dtype: torch.dtype = torch.float64
     synchronized: bool = True
+    awp: bool = False
 
     def __str__(self) -> str:
         marks = ["averaged"] * self.averaged + ["unsynchronized"] * (not self.synchronized)
-        marks += ["float32"] * (self.dtype == torch.float32)
+        marks += ["awp"] * self.awp + ["float32"] * (self.dtype == torch.float32)
         return "-".join([self.objective, self.penalty, self.head, self.model, *marks])
 
     def config(self) -> RunConfig:
@@ -95,6 +96,7 @@ class Case:
             objective=objective,
             teacher=LBGATTeacherConfig(width=2) if self.objective == "lbgat" else None,
             optimizer=OptimizerConfig(lr=0.05, momentum=0.9, weight_decay=1e-3),
+            awp=AWPConfig(gamma=0.02, start=1) if self.awp else None,
             averaging=AveragingConfig(decay=0.9) if self.averaged else None,
             **PENALTIES[self.penalty](at),
         )
@@ -104,7 +106,11 @@ def whole_grid() -> list[Case]:
     """Every objective x penalty x head x model that a configuration accepts, and averaging, once each."""
     cases = [Case(*names) for names in product(OBJECTIVES, PENALTIES, HEADS, MODELS)]
     cases = [case for case in cases if _means_something(case)]
-    return [*cases, *(Case(objective, "exact", "he", "bn", averaged=True) for objective in ("at", "trades"))]
+    return [
+        *cases,
+        *(Case(objective, "exact", "he", "bn", averaged=True) for objective in ("at", "trades")),
+        *(Case(objective, "approximate", "linear", model, awp=True) for objective in OBJECTIVES for model in MODELS),
+    ]
 
 
 def _means_something(case: Case) -> bool:
@@ -122,6 +128,8 @@ FEW = [
     Case("at-train-mode", "none", "linear", "bn"),
     Case("trades", "approximate", "he", "bn"),
     Case("mart", "igr", "l-softmax", "mlp"),
+    Case("trades", "approximate", "he", "bn", awp=True),
+    Case("lbgat", "none", "linear", "bn", awp=True),
     Case("mail-trades", "exact", "linear", "bn"),
     Case("mail-mart", "none", "linear", "mlp"),
     Case("lbgat", "igr", "linear", "bn"),

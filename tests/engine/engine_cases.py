@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.attacks import PGD
-from widemargin.config import DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
+from widemargin.config import AWPConfig, DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
 from widemargin.core.randomness import initialized_from
 from widemargin.data import Batch
 from widemargin.engine import Plan
@@ -96,6 +96,8 @@ PENALTIES = {
     "stochastic": {"emr": EMRConfig(kind="stochastic", weight=0.01, every=2)},
     "igr": {"igr": IGRConfig(weight=0.1)},
     "both": {"emr": EMRConfig(kind="approximate", weight=0.1), "igr": IGRConfig(weight=0.1)},
+    "awp": {"awp": AWPConfig(gamma=0.01)},
+    "awp-approximate": {"emr": EMRConfig(kind="approximate", weight=0.1), "awp": AWPConfig(gamma=0.01)},
 }
 HEADS = {"linear": {}, "hypersphere": {"head": Hypersphere()}, "large-margin": {"head": LargeMargin()}}
 

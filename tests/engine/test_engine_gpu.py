@@ -66,7 +66,7 @@ WIDE = torch.float64  # an attack takes signs; in float64 rounding does not turn
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("penalties", ["none", "approximate", "stochastic"])
+@pytest.mark.parametrize("penalties", ["none", "approximate", "stochastic", "awp-approximate"])
 def test_a_captured_trajectory_equals_one_that_is_not(
     objective: str, penalties: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

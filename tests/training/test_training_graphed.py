@@ -21,6 +21,7 @@ FALLING = 'schedule={kind="steps", milestones=[1, 2], factor=0.1}'
 METHODS = {
     "nothing is drawn": ((), set()),
     "an attack draws": ((RANDOM,), {"attack"}),
+    "AWP begins after an epoch": ((RANDOM, "awp={gamma=0.05, start=1}"), {"attack"}),
     "a penalty draws, every second step, and its weight falls": (
         (RANDOM, f'emr={{kind="stochastic", weight=0.1, every=2, {FALLING}}}'),
         {"attack"},

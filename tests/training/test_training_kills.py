@@ -23,6 +23,7 @@ METHODS = {
     "at-margins": (f'objective={{kind="adversarial", {ATTACK}}}', 'watch.margins=["train", "test"]'),
     "trades-averaged": (f'objective={{kind="trades", beta=3.0, {KL_ATTACK}}}', "averaging={decay=0.9}"),
     "averaged-beside": (f'objective={{kind="adversarial", {ATTACK}}}', "averaging={decay=0.9, beside=true}"),
+    "awp-averaged": (f'objective={{kind="trades", {KL_ATTACK}}}', "awp={gamma=0.01, start=1}", "averaging={decay=0.9}"),
     "mart": (f'objective={{kind="mart", {ATTACK}}}',),
     "mail": (f'objective={{kind="mail", over="at", slope=10.0, bias=-0.5, burn_in=1, {ATTACK}}}',),
     "lbgat-averaged": (f'objective={{kind="lbgat", {KL_ATTACK}}}', TEACHER, "averaging={decay=0.9}"),

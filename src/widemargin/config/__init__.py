@@ -2,6 +2,7 @@
 
 from widemargin.config.run import (
     AveragingConfig,
+    AWPConfig,
     DataConfig,
     EMRConfig,
     EvaluationConfig,
@@ -14,6 +15,7 @@ from widemargin.config.run import (
 )
 
 __all__ = [
+    "AWPConfig",
     "AveragingConfig",
     "DataConfig",
     "EMRConfig",

@@ -42,7 +42,7 @@ from widemargin.schedules import (
     Steps,
     WarmUp,
 )
-from widemargin.types import Attack, MakeHead, Norm, Objective, Point, Regularizer, Scaling
+from widemargin.types import Attack, LossAfterAttack, MakeHead, Norm, Objective, Point, Regularizer, Scaling
 
 OptimizerConfig = SGD
 """The optimizer that a table without a kind describes."""
@@ -159,6 +159,23 @@ class AveragingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AWPConfig:
+    """Adversarial weight perturbation (``training/awp.py``): how far, as a share of each weight's length, and when.
+
+    It begins after ``start`` epochs. Published: 0.01 from the beginning with AT, 0.005 after 9 epochs with TRADES.
+    """
+
+    gamma: float
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gamma < 1:
+            raise InputError(f"awp.gamma must be in (0, 1), got {self.gamma!r}; 0.01 and 0.005 are usual")
+        if self.start < 0:
+            raise InputError(f"awp.start must be a number of epochs >= 0, got {self.start}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoppingConfig:
     """Early stopping: end the run when the validation score has not improved for ``patience`` watched epochs."""
 
@@ -260,6 +277,7 @@ class RunConfig:
     optimizer: Optimizer = one_of(OPTIMIZERS, unnamed="sgd")
     emr: EMRConfig | None = None
     igr: IGRConfig | None = None
+    awp: AWPConfig | None = None
     averaging: AveragingConfig | None = None
     stopping: StoppingConfig | None = None
     watch: WatchConfig = WatchConfig()
@@ -274,6 +292,7 @@ class RunConfig:
         self._check_momentum()
         self._check_lbgat()
         self._check_burn_in()
+        self._check_awp()
         if self.stopping is not None and not self.data.held_out:
             raise InputError("stopping has no effect without a validation split; set data.held_out, or remove it")
         if self.stopping is not None and self.averaging is not None and self.averaging.beside:
@@ -317,6 +336,20 @@ class RunConfig:
             raise InputError(
                 f"objective.burn_in must be less than epochs = {self.epochs}, got {self.objective.burn_in}: MAIL's "
                 "weights would have no effect; lower objective.burn_in, or raise epochs"
+            )
+
+    def _check_awp(self) -> None:
+        if self.awp is None:
+            return
+        if not isinstance(self.objective, LossAfterAttack):
+            raise InputError(
+                f"awp takes the loss twice on the same adversarial images, and {type(self.objective).__name__} has no "
+                "outcome(nets, x, x_adv, y, epoch=...), its loss apart from its attack; write it, or remove awp"
+            )
+        if self.awp.start >= self.epochs:
+            raise InputError(
+                f"awp.start must be less than epochs = {self.epochs}, got {self.awp.start}: AWP would have no effect; "
+                "lower awp.start, raise epochs, or remove awp"
             )
 
     def check_watched(self) -> None:

@@ -6,7 +6,8 @@ numbers' seeds; what stays as it was is not written again. A batch that is not m
 the graph, from the positions of its images and what its augmentation has drawn: two small copies before a replay, where
 making it outside takes a dozen launches.
 
-A graph belongs to one kind of step: the batch's shape, which penalties are due, and the objective's phase. An objective
+A graph belongs to one kind of step: the batch's shape, which penalties are due, whether AWP has started, and the
+objective's phase. An objective
 that says nothing about its phases is captured again every epoch, because it may do something else in each.
 
 The random numbers come from generators on the GPU, seeded for every step as on the CPU, so that a resumed run draws the
@@ -21,7 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from widemargin.config.run import RunConfig
+from widemargin.config.run import AWPConfig, RunConfig
 from widemargin.data.augmentation import DrawnBefore, is_drawn_before
 from widemargin.data.batches import Batch, LazyBatch
 from widemargin.data.image_set import as_floats
@@ -170,6 +171,7 @@ class CapturedStep:
 
     inputs: GraphInputs
     penalties: tuple[Penalty, ...]
+    awp: AWPConfig | None
     context: "GraphStepContext"
     runs: int = 0
     drawn: set[str] = field(default_factory=set)
@@ -183,7 +185,7 @@ class GraphedSteps:
 
     def __init__(self, state: TrainState, nets: Nets, config: RunConfig, plan: Plan) -> None:
         self._state, self._nets, self._plan = state, nets, plan
-        self._objective, self._penalties = config.objective, config.penalties()
+        self._objective, self._penalties, self._awp = config.objective, config.penalties(), config.awp
         self._device = next(nets.model.parameters()).device
         self._generators: dict[str, torch.Generator] = {}
         self._factors: dict[str, Factor] = {}
@@ -223,22 +225,31 @@ class GraphedSteps:
                 kind.drawn |= kind.context.drawn(kind.penalties)
 
     def _kind(self, batch: Batch, context: StepContext) -> CapturedStep:
-        due = context.due(self._penalties)
+        due, awp = context.due(self._penalties), context.started(self._awp)
         phased = isinstance(self._objective, HasPhases)
         at = self._objective.phase(context.epoch) if isinstance(self._objective, HasPhases) else context.epoch
         momentum = momentum_now(self._state.optimizer)  # a number in the graph, which a schedule may change
-        key = (batch_key(batch), tuple(penalty.name for penalty in due), phased, at, momentum)
+        key = (batch_key(batch), tuple(penalty.name for penalty in due), awp, phased, at, momentum)
         if key not in self._kinds:
-            self._kinds = {k: v for k, v in self._kinds.items() if (phased or k[3] == at) and k[4] == momentum}
+            self._kinds = {k: v for k, v in self._kinds.items() if (phased or k[-2] == at) and k[-1] == momentum}
             inputs = GraphStepContext(context.epoch, self._device, self._generators, self._factors)
-            self._kinds[key] = CapturedStep(inputs_for(batch), due, inputs)
+            self._kinds[key] = CapturedStep(inputs_for(batch), due, awp, inputs)
         return self._kinds[key]
 
     def _step(self, kind: CapturedStep) -> None:
         refresh_networks(self._nets)
         x, y = kind.inputs.read()
-        nets, state, penalties = self._nets, self._state, kind.penalties
-        values = take_step(nets, state.optimizer, self._objective, penalties, x, y, kind.context, guard=state.guard)
+        values = take_step(
+            self._nets,
+            self._state.optimizer,
+            self._objective,
+            kind.penalties,
+            x,
+            y,
+            kind.context,
+            guard=self._state.guard,
+            awp=kind.awp,
+        )
         kind.names = list(values)
         for name, value in values.items():
             if name not in self._totals:
