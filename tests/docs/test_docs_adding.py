@@ -1,6 +1,7 @@
 """The code in docs/adding.md is run as it stands, and what it adds trains."""
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 import widemargin
-from widemargin.attacks import ATTACK_KINDS
+from widemargin.attacks import ATTACK_KINDS, ATTACKS
 from widemargin.cli.main import run
 from widemargin.config.toml import read_toml, to_dict
 from widemargin.data import AUGMENTATIONS, DATASETS
+from widemargin.evaluation.adversarial import read_adversarial
 from widemargin.heads import HEADS
 from widemargin.models import MODELS
 from widemargin.objectives import OBJECTIVES
@@ -51,7 +53,7 @@ def my_module(tmp_path, monkeypatch):
     """The page's blocks as a user's module in the current folder; the registries are put back afterwards."""
     (tmp_path / "my_module.py").write_text("\n\n".join(BLOCKS), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    before = [(registry, dict(registry)) for registry in REGISTRIES]
+    before = [(registry, dict(registry)) for registry in (*REGISTRIES, ATTACKS)]
     yield "my_module"
     sys.modules.pop("my_module", None)
     for registry, content in before:
@@ -65,6 +67,22 @@ def test_what_the_page_adds_trains_and_is_judged(my_module, case, capsys):
     assert run([*command, "train", "demo/plain", "--out", "run", *TINY, *CASES[case]]) == 0, capsys.readouterr().err
     assert run([*command, "evaluate", "run", "--limit", "20", "--json"]) == 0
     assert '"pgd20"' in capsys.readouterr().out
+
+
+def test_the_attack_of_the_page_is_known_by_its_name(my_module, tmp_path, capsys):
+    assert run(["--import", my_module, "train", "demo/plain", "--out", "run", *TINY]) == 0
+    capsys.readouterr()
+    command = ["evaluate", "run", "--attacks", "clean,pgd-random", "--eps", "0.05,0.1", "--limit", "20", "--json"]
+    assert run(["--import", my_module, *command, "--out", "judged", "--save-adversarial"]) == 0
+    accuracy = json.loads(capsys.readouterr().out)["accuracy"]
+    assert list(accuracy) == ["clean", "pgd-random@0.05", "pgd-random@0.1"]
+    assert accuracy["pgd-random@0.1"] < accuracy["clean"]
+    broken = read_adversarial("judged", "pgd-random@0.1")
+    assert (widemargin.load("run")(broken.images).argmax(1) != broken.label).all()
+    sys.modules.pop(my_module)
+    ATTACKS.pop("pgd-random")
+    assert run(command) == 2
+    assert "unknown attack 'pgd-random'" in capsys.readouterr().err
 
 
 def test_tensors_at_hand_train(my_module, tmp_path, monkeypatch):
@@ -84,8 +102,8 @@ def test_the_next_command_imports_the_module_too(my_module, capsys):
     assert "next: widemargin evaluate plain" in capsys.readouterr().err
 
 
-def test_there_are_nine_short_blocks():
-    assert len(BLOCKS) == 9
+def test_there_are_ten_short_blocks():
+    assert len(BLOCKS) == 10
     assert all(len(block.splitlines()) < 30 for block in BLOCKS)
 
 
