@@ -32,9 +32,9 @@ def wide(logits: Tensor) -> Tensor:
     return logits.float() if logits.itemsize < 4 else logits
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """CE: -log softmax(z)_y."""
-    return F.cross_entropy(wide(logits), y.long(), reduction="none")
+def cross_entropy(logits: Tensor, y: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """CE: -log softmax(z)_y; with label smoothing s, (1 - s) of it and s times the mean over all classes."""
+    return F.cross_entropy(wide(logits), y.long(), reduction="none", label_smoothing=label_smoothing)
 
 
 def lead_of_another(logits: Tensor, y: Tensor) -> Tensor:
@@ -93,9 +93,18 @@ def score(
     return (p - target).square().sum(1) + beta * (squared_distance(logits, logits_adv) - clip).clamp_min(0)
 
 
-def trades(logits: Tensor, logits_adv: Tensor, y: Tensor, beta: float, *, label_logits: Tensor | None = None) -> Tensor:
+def trades(
+    logits: Tensor,
+    logits_adv: Tensor,
+    y: Tensor,
+    beta: float,
+    *,
+    label_logits: Tensor | None = None,
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """TRADES: CE(z, y) + beta KL."""
-    return cross_entropy(logits if label_logits is None else label_logits, y) + beta * kl_divergence(logits, logits_adv)
+    label = cross_entropy(logits if label_logits is None else label_logits, y, label_smoothing)
+    return label + beta * kl_divergence(logits, logits_adv)
 
 
 def mart(logits: Tensor, logits_adv: Tensor, y: Tensor, weight: float, *, label_logits: Tensor | None = None) -> Tensor:
@@ -137,9 +146,10 @@ def mail_at(
     *,
     mean_one: bool = False,
     label_logits: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """MAIL over AT: w CE(z', y)."""
-    label = cross_entropy(logits_adv if label_logits is None else label_logits, y)
+    label = cross_entropy(logits_adv if label_logits is None else label_logits, y, label_smoothing)
     return mail_weights(logits_adv, y, slope, bias, mean_one=mean_one) * label
 
 
@@ -153,10 +163,11 @@ def mail_trades(
     *,
     mean_one: bool = False,
     label_logits: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """MAIL over TRADES: CE(z, y) + beta w KL; only the KL is weighted."""
     weights = mail_weights(logits_adv, y, slope, bias, mean_one=mean_one)
-    label = cross_entropy(logits if label_logits is None else label_logits, y)
+    label = cross_entropy(logits if label_logits is None else label_logits, y, label_smoothing)
     return label + beta * weights * kl_divergence(logits, logits_adv)
 
 
@@ -176,10 +187,12 @@ def mail_mart(
     return weights * _boosted_cross_entropy(logits_adv, y, label_logits) + weight * _mart_kl(logits, logits_adv, y)
 
 
-def lbgat(student: Tensor, student_adv: Tensor, teacher: Tensor, y: Tensor, beta: float) -> Tensor:
+def lbgat(
+    student: Tensor, student_adv: Tensor, teacher: Tensor, y: Tensor, beta: float, *, label_smoothing: float = 0.0
+) -> Tensor:
     """LBGAT: mean_k (z'_k - t_k)^2 + CE(t, y) + beta KL of the student; the teacher learns from the square too."""
     guidance = (wide(student_adv) - wide(teacher)).square().mean(1)
-    return guidance + cross_entropy(teacher, y) + beta * kl_divergence(student, student_adv)
+    return guidance + cross_entropy(teacher, y, label_smoothing) + beta * kl_divergence(student, student_adv)
 
 
 def hypersphere(cosines: Tensor, y: Tensor, scale: float, margin: float) -> Tensor:

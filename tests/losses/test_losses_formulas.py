@@ -27,6 +27,12 @@ def ce(z: Sequence[float], y: int) -> float:
     return -log_softmax(z)[y]
 
 
+def smoothed(z: Sequence[float], y: int) -> float:
+    """A tenth of the target is divided among all classes."""
+    target = [0.1 / len(z) + (0.9 if k == y else 0.0) for k in range(len(z))]
+    return -sum(t * p for t, p in zip(target, log_softmax(z), strict=True))
+
+
 def kl(z: Sequence[float], z_adv: Sequence[float]) -> float:
     return sum(math.exp(p) * (p - q) for p, q in zip(log_softmax(z), log_softmax(z_adv), strict=True))
 
@@ -106,6 +112,23 @@ FORMULAS: dict[str, tuple[Slow, Fast]] = {
 } | {
     "lbgat": (lbgat_slowly, lambda z, a, o, y: losses.lbgat(z, a, o, y, BETA)),
     "hypersphere": (hypersphere_slowly, lambda z, a, o, y: losses.hypersphere(z, y, 4.0, 0.3)),
+    "cross_entropy smoothed": (lambda z, a, o, y: smoothed(z, y), lambda z, a, o, y: losses.cross_entropy(z, y, 0.1)),
+    "trades smoothed": (
+        lambda z, a, o, y: smoothed(o, y) + BETA * kl(z, a),
+        lambda z, a, o, y: losses.trades(z, a, y, BETA, label_logits=o, label_smoothing=0.1),
+    ),
+    "mail_at smoothed": (
+        lambda z, a, o, y: weight_of(a, y, SLOPE, BIAS) * smoothed(o, y),
+        lambda z, a, o, y: losses.mail_at(a, y, SLOPE, BIAS, label_logits=o, label_smoothing=0.1),
+    ),
+    "mail_trades smoothed": (
+        lambda z, a, o, y: smoothed(o, y) + BETA * weight_of(a, y, SLOPE, BIAS) * kl(z, a),
+        lambda z, a, o, y: losses.mail_trades(z, a, y, BETA, SLOPE, BIAS, label_logits=o, label_smoothing=0.1),
+    ),
+    "lbgat smoothed": (
+        lambda z, a, o, y: lbgat_slowly(z, a, o, y) - ce(o, y) + smoothed(o, y),
+        lambda z, a, o, y: losses.lbgat(z, a, o, y, BETA, label_smoothing=0.1),
+    ),
     "cross_entropy": (lambda z, a, o, y: ce(z, y), lambda z, a, o, y: losses.cross_entropy(z, y)),
 }
 

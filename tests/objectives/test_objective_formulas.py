@@ -79,6 +79,30 @@ FORMULAS: dict[str, tuple[Any, Any, list[str], Callable[[Tensor, Tensor, Tensor,
         ALONE,
         lambda z, a, y, m: losses.cross_entropy(m(a, y), y),
     ),
+    "adversarial smoothed": (
+        Adversarial(attack=UNIFORM, label_smoothing=0.2),
+        None,
+        ALONE,
+        lambda z, a, y, m: losses.cross_entropy(m(a, y), y, 0.2),
+    ),
+    "trades smoothed": (
+        Trades(attack=GAUSSIAN, beta=WEIGHT, label_smoothing=0.2),
+        None,
+        BOTH,
+        lambda z, a, y, m: losses.trades(z, a, y, WEIGHT, label_logits=m(z, y), label_smoothing=0.2),
+    ),
+    "mail at smoothed": (
+        Mail(over="at", label_smoothing=0.2, **MAIL),
+        Adversarial(attack=GAUSSIAN),
+        ALONE,
+        lambda z, a, y, m: losses.mail_at(a, y, SLOPE, BIAS, label_logits=m(a, y), label_smoothing=0.2),
+    ),
+    "mail trades smoothed": (
+        Mail(over="trades", weight=WEIGHT, label_smoothing=0.2, **MAIL),
+        Trades(attack=GAUSSIAN),
+        BOTH,
+        lambda z, a, y, m: losses.mail_trades(z, a, y, WEIGHT, SLOPE, BIAS, label_logits=m(z, y), label_smoothing=0.2),
+    ),
     "trades kl": (
         Trades(attack=GAUSSIAN, beta=WEIGHT),
         None,
@@ -209,15 +233,16 @@ def test_loss_and_gradients_are_the_formula(name: str, margin: str) -> None:
     assert_same_gradients_and_statistics((model, outcome.loss), (plain, expected))
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("margin", MARGINS)
-def test_standard_training(margin: str) -> None:
+def test_standard_training(margin: str, label_smoothing: float) -> None:
     make, lowered = MARGINS[margin]
     (model, x, y), (plain, _, _) = make(), golden_net("bn")
     logits, nets = plain(x), Nets(model=model)
     with forwards_recorded(nets) as seen:
-        outcome = call(Standard(), nets, x, y)
+        outcome = call(Standard(label_smoothing=label_smoothing), nets, x, y)
     assert order(seen, x, None) == (["model(x)"] if margin == "no margin" else [])
-    expected = losses.cross_entropy(lowered(logits, y), y)
+    expected = losses.cross_entropy(lowered(logits, y), y, label_smoothing)
     torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
     assert torch.equal(outcome.logits, logits)
     assert outcome.x_adv is None
@@ -268,6 +293,14 @@ BURN_IN: dict[str, tuple[dict[str, Any], Objective]] = {
         {"over": "trades", "weight": WEIGHT, "burn_in_with": "same"},
         Trades(attack=UNIFORM, beta=WEIGHT),
     ),
+    "trades smoothed, with AT": (
+        {"over": "trades", "weight": WEIGHT, "label_smoothing": 0.2},
+        Adversarial(attack=UNIFORM, label_smoothing=0.2),
+    ),
+    "trades smoothed, the same": (
+        {"over": "trades", "weight": WEIGHT, "burn_in_with": "same", "label_smoothing": 0.2},
+        Trades(attack=UNIFORM, beta=WEIGHT, label_smoothing=0.2),
+    ),
     "trades ce, the same": (
         {"over": "trades", "weight": WEIGHT, "inner": "ce", "burn_in_with": "same"},
         Trades(attack=UNIFORM, beta=WEIGHT, inner="ce"),
@@ -312,10 +345,10 @@ def test_the_burn_in_attacks_as_the_rest_does_unless_told_otherwise() -> None:
 # LBGAT
 
 
-@pytest.mark.parametrize("beta", [0.0, 2.0])
+@pytest.mark.parametrize(("beta", "label_smoothing"), [(0.0, 0.0), (2.0, 0.2)])
 @pytest.mark.parametrize("inner", ["kl", "ce"])
-def test_lbgat_is_the_formula_for_both_networks(beta: float, inner: Any) -> None:
-    objective = Lbgat(attack=GAUSSIAN, beta=beta, inner=inner)
+def test_lbgat_is_the_formula_for_both_networks(beta: float, inner: Any, label_smoothing: float) -> None:
+    objective = Lbgat(attack=GAUSSIAN, beta=beta, inner=inner, label_smoothing=label_smoothing)
     nets, x, y = nets_and_batch(teacher=True)
     assert nets.teacher is not None
     student, teacher = copy.deepcopy(nets.model), copy.deepcopy(nets.teacher)
@@ -327,7 +360,7 @@ def test_lbgat_is_the_formula_for_both_networks(beta: float, inner: Any) -> None
     assert order(seen, x, x_adv) == ["model(x')", "model(x)", "teacher(x)"]  # the clean one even where beta is 0
 
     adversarial, clean, taught = student(x_adv), student(x), teacher(x)
-    expected = (adversarial - taught).square().mean(1) + losses.cross_entropy(taught, y)
+    expected = (adversarial - taught).square().mean(1) + losses.cross_entropy(taught, y, label_smoothing)
     expected = expected + beta * losses.kl_divergence(clean, adversarial)
     torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
     assert torch.equal(outcome.logits, adversarial)
@@ -369,6 +402,10 @@ def test_the_kl_has_no_gradient_at_the_image() -> None:
         (Score, {"clip": 2.0}, r"Score.clip must be a number in \[0, 2\), got 2.0"),
         (Score, {"label_smoothing": -0.1}, r"Score.label_smoothing must be a number in \[0, 1\), got -0.1"),
         (Score, {"attack": FGSM(eps=0.1)}, r"Score.attack must be PGD with a random start \(its inner problem is"),
+        (Trades, {"label_smoothing": 1.0}, r"Trades.label_smoothing must be a number in \[0, 1\), got 1.0"),
+        (Adversarial, {"label_smoothing": -0.1}, r"Adversarial.label_smoothing must be a number in \[0, 1\), got"),
+        (Lbgat, {"label_smoothing": 2}, r"Lbgat.label_smoothing must be a number in \[0, 1\), got 2; 0.1 is usual"),
+        (Mail, {"over": "mart", "label_smoothing": 0.1}, r"Mail.label_smoothing has no meaning over MART"),
         (Mail, {"over": "st"}, r"Mail.over must be one of 'at', 'trades'"),
         (Mail, {"slope": 0.0}, r"Mail.slope must be positive"),
         (Mail, {"bias": float("inf")}, r"Mail.bias finite"),

@@ -12,9 +12,9 @@ from torch import Tensor
 from widemargin import losses
 from widemargin.attacks.kinds import ATTACK_KINDS
 from widemargin.core.checks import logits_of
-from widemargin.core.schema import one_of
+from widemargin.core.schema import added, one_of
 from widemargin.errors import InputError
-from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_weight
+from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_smoothing, check_weight
 from widemargin.types import Attack, Nets, Outcome
 
 
@@ -25,10 +25,12 @@ class Lbgat(AttackingObjective):
     attack: Attack = one_of(ATTACK_KINDS)
     beta: float = 0.0
     inner: Inner = "kl"
+    label_smoothing: float = added(0.0)
 
     def __post_init__(self) -> None:
         check_weight("Lbgat.beta", self.beta)
         check_inner("Lbgat", self.inner, self.attack)
+        check_smoothing("Lbgat", self.label_smoothing)
 
     def outcome(self, nets: Nets, x: Tensor, x_adv: Tensor, y: Tensor, *, epoch: int) -> Outcome:
         """Return the loss of each sample."""
@@ -38,5 +40,5 @@ class Lbgat(AttackingObjective):
         student_adv = logits_of(nets.model(x_adv))
         student = logits_of(nets.model(x))
         teacher = logits_of(nets.teacher(x))
-        loss = losses.lbgat(student, student_adv, teacher, y, self.beta)
+        loss = losses.lbgat(student, student_adv, teacher, y, self.beta, label_smoothing=self.label_smoothing)
         return Outcome(loss=loss, logits=student_adv.detach(), x_adv=x_adv)

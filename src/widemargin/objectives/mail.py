@@ -15,10 +15,10 @@ from torch import Tensor
 from widemargin import losses
 from widemargin.attacks.kinds import ATTACK_KINDS
 from widemargin.core.checks import choice, logits_of
-from widemargin.core.schema import one_of
+from widemargin.core.schema import added, one_of
 from widemargin.errors import InputError
 from widemargin.heads.training import logits_for_training
-from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_weight
+from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_smoothing, check_weight
 from widemargin.types import Attack, Nets, Outcome
 
 DEFAULT_WEIGHT = 5.0
@@ -38,6 +38,7 @@ class Mail(AttackingObjective):
     burn_in: int = 0
     burn_in_with: Literal["at", "same"] = "at"
     burn_in_attack: Attack | None = one_of(ATTACK_KINDS, default=None)
+    label_smoothing: float = added(0.0)
 
     def __post_init__(self) -> None:
         choice("Mail", "over", self.over, ("at", "trades", "mart"))
@@ -54,6 +55,12 @@ class Mail(AttackingObjective):
             raise InputError(f"Mail.inner has no effect over {self.over}, whose inner problem is the cross-entropy")
         check_weight("Mail.weight", self._weight)
         check_inner("Mail", self._inner, self.attack)
+        check_smoothing("Mail", self.label_smoothing)
+        if self.over == "mart" and self.label_smoothing:
+            raise InputError(
+                "Mail.label_smoothing has no meaning over MART, whose boosted cross-entropy is about the label alone; "
+                "remove it"
+            )
 
     def _check_burn_in(self) -> None:
         choice("Mail", "burn_in_with", self.burn_in_with, ("at", "same"))
@@ -88,14 +95,24 @@ class Mail(AttackingObjective):
     def outcome(self, nets: Nets, x: Tensor, x_adv: Tensor, y: Tensor, *, epoch: int) -> Outcome:
         """Return the loss of each sample: forwards in the order of the family, weights after the burn-in."""
         family, weighted = self._family(epoch), epoch >= self.burn_in
-        slope, bias, mean_one = self.slope, self.bias, self.weights == "mean1"
+        slope, bias, mean_one, smoothing = self.slope, self.bias, self.weights == "mean1", self.label_smoothing
         if family == "trades":
             z, label = logits_for_training(nets.model, x, y)
             z_adv: Tensor = logits_of(nets.model(x_adv))
             if weighted:
-                loss = losses.mail_trades(z, z_adv, y, self._weight, slope, bias, mean_one=mean_one, label_logits=label)
+                loss = losses.mail_trades(
+                    z,
+                    z_adv,
+                    y,
+                    self._weight,
+                    slope,
+                    bias,
+                    mean_one=mean_one,
+                    label_logits=label,
+                    label_smoothing=smoothing,
+                )
             else:
-                loss = losses.trades(z, z_adv, y, self._weight, label_logits=label)
+                loss = losses.trades(z, z_adv, y, self._weight, label_logits=label, label_smoothing=smoothing)
         elif family == "mart":
             z = logits_of(nets.model(x))
             z_adv, label = logits_for_training(nets.model, x_adv, y)
@@ -106,7 +123,9 @@ class Mail(AttackingObjective):
         else:
             z_adv, label = logits_for_training(nets.model, x_adv, y)
             if weighted:
-                loss = losses.mail_at(z_adv, y, slope, bias, mean_one=mean_one, label_logits=label)
+                loss = losses.mail_at(
+                    z_adv, y, slope, bias, mean_one=mean_one, label_logits=label, label_smoothing=smoothing
+                )
             else:
-                loss = losses.cross_entropy(label, y)
+                loss = losses.cross_entropy(label, y, smoothing)
         return Outcome(loss=loss, logits=z_adv.detach(), x_adv=x_adv)

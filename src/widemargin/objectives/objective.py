@@ -95,6 +95,13 @@ def check_start(owner: str, attack: Attack, *, what: str, field: str = "attack")
         )
 
 
+def check_smoothing(owner: str, label_smoothing: float) -> None:
+    """The share of the label's target that all classes divide."""
+    is_valid: Callable[[float], bool] = lambda share: 0 <= share < 1  # noqa: E731
+    rule, hint = "a number in [0, 1)", "0.1 is usual, 0 smooths nothing"
+    check_number(f"{owner}.label_smoothing", label_smoothing, is_valid=is_valid, rule=rule, hint=hint)
+
+
 def check_weight(name: str, weight: float) -> None:
     """A weight inside a loss is a number that is not negative."""
     check_number(name, weight, is_valid=lambda value: value >= 0, rule="a number >= 0", hint="6 is usual")

@@ -5,14 +5,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from widemargin.core.schema import added
 from widemargin.heads.training import logits_for_training
 from widemargin.losses import cross_entropy
+from widemargin.objectives.objective import check_smoothing
 from widemargin.types import Nets, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standard:
     """mean CE(z(x), y)."""
+
+    label_smoothing: float = added(0.0)
+
+    def __post_init__(self) -> None:
+        check_smoothing("Standard", self.label_smoothing)
 
     @property
     def attacks(self) -> bool:
@@ -42,4 +49,4 @@ class Standard:
         """The same: there is no attack before it."""
         del x_adv, epoch
         logits, label_logits = logits_for_training(nets.model, x, y)
-        return Outcome(loss=cross_entropy(label_logits, y), logits=logits.detach())
+        return Outcome(loss=cross_entropy(label_logits, y, self.label_smoothing), logits=logits.detach())

@@ -12,9 +12,9 @@ from torch import Tensor
 from widemargin import losses
 from widemargin.attacks.kinds import ATTACK_KINDS
 from widemargin.core.checks import logits_of
-from widemargin.core.schema import one_of
+from widemargin.core.schema import added, one_of
 from widemargin.heads.training import logits_for_training
-from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_weight
+from widemargin.objectives.objective import AttackingObjective, Inner, check_inner, check_smoothing, check_weight
 from widemargin.types import Attack, Nets, Outcome
 
 
@@ -26,10 +26,12 @@ class Trades(AttackingObjective):
     beta: float = 6.0
     inner: Inner = "kl"
     repeat_clean: bool = False
+    label_smoothing: float = added(0.0)
 
     def __post_init__(self) -> None:
         check_weight("Trades.beta", self.beta)
         check_inner("Trades", self.inner, self.attack)
+        check_smoothing("Trades", self.label_smoothing)
 
     def outcome(self, nets: Nets, x: Tensor, x_adv: Tensor, y: Tensor, *, epoch: int) -> Outcome:
         """Return the loss of each sample."""
@@ -38,5 +40,7 @@ class Trades(AttackingObjective):
         logits_adv = logits_of(nets.model(x_adv))
         if self.repeat_clean:
             logits = logits_of(nets.model(x))
-        loss = losses.trades(logits, logits_adv, y, self.beta, label_logits=label_logits)
+        loss = losses.trades(
+            logits, logits_adv, y, self.beta, label_logits=label_logits, label_smoothing=self.label_smoothing
+        )
         return Outcome(loss=loss, logits=logits_adv.detach(), x_adv=x_adv)
