@@ -1,4 +1,4 @@
-"""Every objective x regularizer x head: one tiny step trains, or the configuration is refused with a reason.
+"""Every objective x regularizer x head, with and without AWP: one tiny step trains, or is refused with a reason.
 
 The networks are real ones with batch norm. For each step the forwards that may move the statistics are known from the
 objective alone; replaying just those on a copy must give the same statistics, whatever head and penalty there are.
@@ -6,6 +6,7 @@ objective alone; replaying just those on a copy must give the same statistics, w
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -17,18 +18,20 @@ from torch import Tensor, nn
 
 from widemargin import PGD, InputError
 from widemargin.attacks.pgd import n_fgsm
-from widemargin.config import DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
+from widemargin.config import AWPConfig, DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
 from widemargin.data import Batch, ImageSet
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin, Linear
 from widemargin.models import LBGATTeacherConfig, WideResNetConfig
 from widemargin.objectives import OBJECTIVES, Adversarial, Lbgat, Mail, Mart, Score, Standard, Trades
 from widemargin.training import StepContext, train_step
+from widemargin.training.awp import perturbed_weights
 from widemargin.training.setup import make_state
 from widemargin.training.state import TrainState
 from widemargin.types import Nets, Objective
 
 ATTACK = PGD(eps=0.1, step_size=0.05, steps=2, random_start="gaussian")
 MAIL: dict[str, Any] = {"attack": ATTACK, "slope": 5.0, "bias": 0.05}
+AWP = AWPConfig(gamma=0.02)
 CONTEXT = StepContext(seed=0, epoch=0, step=0, steps_per_epoch=1)
 
 OBJECTIVE_CASES: dict[str, tuple[Objective, str, str]] = {
@@ -129,17 +132,17 @@ def parameters(nets: Nets) -> dict[str, nn.Parameter]:
     return {f"{name}/{key}": value for name, net in nets.all().items() for key, value in net.named_parameters()}
 
 
-def one_step(objective: str, penalty: str, head: str) -> Step:
-    config = run_of(objective, penalty, head)
+def one_step(objective: str, penalty: str, head: str, awp: AWPConfig | None = None) -> Step:
+    config = replace(run_of(objective, penalty, head), awp=awp)
     state = make_state(config, tiny_set())
     before = {name: parameter.detach().clone() for name, parameter in parameters(state.nets).items()}
-    values = train_step(state, config.objective, config.penalties(), batch(), CONTEXT)
+    values = train_step(state, config.objective, config.penalties(), batch(), CONTEXT, awp=config.awp)
     return Step(config, before, state, {name: value.detach() for name, value in values.items()})
 
 
 @cache
-def gradients_without_penalty(objective: str, head: str) -> dict[str, Tensor]:
-    nets = one_step(objective, "none", head).state.nets
+def gradients_without_penalty(objective: str, head: str, awp: AWPConfig | None) -> dict[str, Tensor]:
+    nets = one_step(objective, "none", head, awp).state.nets
     return {name: p.grad.clone() for name, p in nets.model.named_parameters() if p.grad is not None}
 
 
@@ -162,7 +165,7 @@ def check_penalty(step: Step, objective: str, penalty: str, head: str) -> None:
     amount = step.values[of_run.name]
     assert (amount > 0).all()
     torch.testing.assert_close(step.values["total"], step.values["loss"] + of_run.weight * amount)
-    without = gradients_without_penalty(objective, head)
+    without = gradients_without_penalty(objective, head, step.config.awp)
     gradients = {name: p.grad for name, p in step.state.nets.model.named_parameters()}
     same = [name for name, gradient in gradients.items() if torch.equal(gradient, without[name])]
     # It is part of what was differentiated. Biases move no slope of a ReLU network: those may stay as they are.
@@ -175,21 +178,30 @@ def statistics(nets: Nets) -> dict[str, Tensor]:
 
 
 @cache
-def replayed(objective: str, head: str) -> dict[str, Tensor]:
-    """The statistics after the objective's train-mode forwards and nothing else, on fresh networks."""
+def replayed(objective: str, head: str, awp: AWPConfig | None) -> dict[str, Tensor]:
+    """The statistics after the objective's train-mode forwards and nothing else, on fresh networks.
+
+    With AWP at the moved weights, as published.
+    """
     config = run_of(objective, "none", head)
     nets, x, y = make_state(config, tiny_set()).nets, batch().images, batch().labels
     found = config.objective.perturb(copy.deepcopy(nets), x, y, epoch=0, generator=CONTEXT.generator("attack"))
     _, *passes = OBJECTIVE_CASES[objective]
     assert (found is not None) == ("a" in passes[0])
-    for net, forwards in zip(nets.all().values(), passes, strict=False):
-        for image in forwards:
-            net(x if image == "x" else found)
+    made: Any = config.objective
+
+    def loss() -> Tensor:
+        return made.outcome(nets, x, found, y, epoch=0).loss
+
+    with nullcontext() if awp is None else perturbed_weights(nets, loss, gamma=awp.gamma):
+        for net, forwards in zip(nets.all().values(), passes, strict=False):
+            for image in forwards:
+                net(x if image == "x" else found)
     return statistics(nets)
 
 
 def check_statistics(step: Step, objective: str, head: str) -> None:
-    actual, expected = statistics(step.state.nets), replayed(objective, head)
+    actual, expected = statistics(step.state.nets), replayed(objective, head, step.config.awp)
     assert actual.keys() == expected.keys()
     for name, value in actual.items():
         if name.endswith("num_batches_tracked"):
@@ -207,9 +219,10 @@ def check_modes_and_head(step: Step, head: str) -> None:
         assert own.steps.item() == 1
 
 
+@pytest.mark.parametrize("awp", [None, AWP], ids=["", "awp"])
 @pytest.mark.parametrize(("objective", "penalty", "head"), TRAINED, ids=str)
-def test_one_step(objective: str, penalty: str, head: str) -> None:
-    step = one_step(objective, penalty, head)
+def test_one_step(objective: str, penalty: str, head: str, awp: AWPConfig | None) -> None:
+    step = one_step(objective, penalty, head, awp)
     check_training(step)
     check_penalty(step, objective, penalty, head)
     check_statistics(step, objective, head)
