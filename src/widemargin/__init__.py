@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from widemargin.evaluation.report import Report
     from widemargin.evaluation.target import load
     from widemargin.margins import MarginSummary, effective_margin, summarize
+    from widemargin.models.classifier import Normalize
+    from widemargin.models.normalization import pixels
     from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
 
 _PLACES = {
@@ -30,6 +32,8 @@ _PLACES = {
     "MarginSummary": "margins",
     "effective_margin": "margins",
     "summarize": "margins",
+    "Normalize": "models",
+    "pixels": "models",
     "ApproximateEMR": "regularizers",
     "ExactEMR": "regularizers",
     "StochasticEMR": "regularizers",
@@ -61,6 +65,7 @@ __all__ = [
     "ExactEMR",
     "InputError",
     "MarginSummary",
+    "Normalize",
     "Report",
     "StochasticEMR",
     "WidemarginWarning",
@@ -70,5 +75,6 @@ __all__ = [
     "effective_margin",
     "evaluate",
     "load",
+    "pixels",
     "summarize",
 ]

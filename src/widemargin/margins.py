@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from widemargin.core.checks import check_count, check_labels, choice
+from widemargin.core.checks import check_count, check_labels, choice, warn_of_range
 from widemargin.core.modes import outside_inference_mode
 from widemargin.core.precision import full_float32
 from widemargin.gradients.double_backward import uncompiled
@@ -47,6 +47,7 @@ def class_margins(model: nn.Module, x: Tensor, y: Tensor, norm: Norm = "l2", *, 
 def _margins(model: nn.Module, x: Tensor, y: Tensor, norm: Norm, classes_at_once: int) -> Tensor:
     with torch.enable_grad():
         logits, leaf = logits_and_leaf(model, x, owner="effective_margin")
+    warn_of_range("effective_margin", leaf)
     num_classes = logits.shape[1]
     check_labels("effective_margin", y, batch=len(x), num_classes=num_classes)
     own = torch.nn.functional.one_hot(y.long(), num_classes).to(logits.dtype)

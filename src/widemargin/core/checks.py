@@ -5,6 +5,7 @@ they are free (on the CPU). Data sets and evaluations are always checked, once, 
 """
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from widemargin.errors import InputError
+from widemargin.errors import InputError, WidemarginWarning
 
 T = TypeVar("T")
 
@@ -41,7 +42,29 @@ def check_range(owner: str, x: Tensor) -> None:
     if not (low >= 0.0 and high <= 1.0):
         raise InputError(
             f"{owner}: images must be in [0, 1], got values from {low:.4g} to {high:.4g}; "
-            "keep pixels in [0, 1] and put any normalization inside the model"
+            "keep pixels in [0, 1] and normalize inside the model, with widemargin.pixels(model, mean=..., std=...)"
+        )
+
+
+_SEEN_ON_GPU: set[str] = set()
+
+
+def warn_of_range(owner: str, x: Tensor) -> None:
+    """Say, with a text that warnings show once, that images are no pixels, for margins and penalties are per pixel.
+
+    On a GPU only the first images of an owner are looked at, and none inside a CUDA graph.
+    """
+    if x.device.type != "cpu":
+        if owner in _SEEN_ON_GPU or torch.cuda.is_current_stream_capturing():
+            return
+        _SEEN_ON_GPU.add(owner)
+    low, high = (float(v) for v in x.detach().aminmax())
+    if low < 0.0 or high > 1.0:
+        warnings.warn(
+            f"{owner}: images are outside [0, 1], so what is measured is not in pixels; give images in [0, 1] to "
+            "widemargin.pixels(model, mean=..., std=...), which normalizes them inside",
+            WidemarginWarning,
+            stacklevel=2,
         )
 
 

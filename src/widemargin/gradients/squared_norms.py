@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from widemargin.core.checks import check_batch, check_logits, check_model, refuse_transforms, usable
+from widemargin.core.checks import check_batch, check_logits, check_model, refuse_transforms, usable, warn_of_range
 from widemargin.core.modes import copied_buffers, ddp_of, evaluating, outside_inference_mode, with_values, without_ddp
 from widemargin.errors import InputError
 from widemargin.gradients.double_backward import refuse_coupling_scripts
@@ -51,6 +51,7 @@ def squared_input_gradients(
     refuse_transforms(owner)
     _check_not_sharded(owner, model)
     _check_trainable(owner, model, x)
+    warn_of_range(owner, x)
     ddp = ddp_of(model)
     if ddp is None or dist.get_world_size(ddp.process_group) == 1:
         return _penalty(owner, without_ddp(model), x, cotangents, at_once, constant)
@@ -67,6 +68,7 @@ def squared_input_gradients_value(
     with outside_inference_mode():
         with torch.enable_grad():
             logits, leaf = logits_and_leaf(model, x, owner=owner)
+        warn_of_range(owner, leaf)
         return _sum_of_chunks(logits, leaf, cotangents(logits.detach()), at_once)
 
 

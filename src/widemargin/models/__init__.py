@@ -16,6 +16,7 @@ from widemargin.models.classifier import (
 )
 from widemargin.models.cnn import CNN, CNNConfig
 from widemargin.models.mlp import MLP, MLPConfig
+from widemargin.models.normalization import pixels
 from widemargin.models.public_weights import load_public_state_dict
 from widemargin.models.resnet import (
     TEACHER_STRIDES,
@@ -68,4 +69,5 @@ __all__ = [
     "WideResNetConfig",
     "build_model",
     "load_public_state_dict",
+    "pixels",
 ]
