@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from widemargin import InputError
+from oracles import golden
+from widemargin import PGD, InputError
 from widemargin.config import AveragingConfig, DataConfig, OptimizerConfig, RunConfig
 from widemargin.config.checkpoint import load_checkpoint
 from widemargin.core.signals import StopNowError
@@ -18,7 +19,7 @@ from widemargin.evaluation.target import load_target
 from widemargin.heads import Hypersphere, LargeMargin, Linear
 from widemargin.models import WideResNetConfig
 from widemargin.training import StepContext, train, train_step, trainer
-from widemargin.training.setup import make_batches, make_state
+from widemargin.training.setup import Splits, held_out_images, make_batches, make_state
 from widemargin.training.state import TrainState, make_average, update_average
 from widemargin.training.trainer import finish_epoch
 
@@ -158,6 +159,87 @@ def test_updates_are_counted_over_epochs(tiny, tmp_path, monkeypatch):
     train(tiny("epochs=2", "averaging={decay=0.9}"), out=tmp_path)
     assert len(seen) > 1
     assert seen == list(range(len(seen)))
+
+
+# With a warm-up, as in the published code
+
+
+PUBLISHED = {0: (0.995, 0.0), 1: (0.995, 6.25), 2: (0.6, 3.0)}
+"""Decay, and the steps of the warm-up."""
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_averages_of_the_published_code(case: int) -> None:
+    (decay, steps), stored = PUBLISHED[case], golden("schedules")
+    model, average = nn.Linear(5, 1, bias=False).double(), nn.Linear(5, 1, bias=False).double()
+    averaging = AveragingConfig(decay=decay, warmup=steps / 5)
+    with torch.no_grad():
+        average.weight.copy_(stored["ema/start"])
+    for step, (value, expected) in enumerate(
+        zip(stored["ema/sequence"], stored[f"ema/case{case}/average"], strict=True)
+    ):
+        with torch.no_grad():
+            model.weight.copy_(value)
+        updates = averaging.updates(step, steps_per_epoch=5) if steps else step + 1
+        update_average(average, model, decay=decay, updates=updates)
+        torch.testing.assert_close(average.weight[0].detach(), expected, rtol=0, atol=1e-12)
+
+
+def test_the_average_of_a_run_is_the_model_until_the_warm_up_is_over(tiny, tmp_path, monkeypatch):
+    seen, real = [], trainer.update_average
+
+    def noted(average, model, **options):
+        real(average, model, **options)
+        equal = all(map(torch.equal, average.state_dict().values(), model.state_dict().values()))
+        seen.append((options["updates"], equal))
+
+    monkeypatch.setattr(trainer, "update_average", noted)
+    train(tiny("epochs=2", "averaging={decay=0.9, warmup=0.6}"), out=tmp_path)  # 4 steps an epoch
+    assert [n for n, _ in seen] == pytest.approx([-1.4, -0.4, 0.6, 1.6, 2.6, 3.6, 4.6, 5.6])
+    assert [equal for _, equal in seen] == [True, True] + [False] * 6
+
+
+def test_statistics_of_the_trained_model_for_the_averaged_one(tmp_path):
+    config = run_of(averaging=AveragingConfig(decay=0.9, batch_norm="copy", beside=True))
+    data = tiny_set()
+    train(config, out=tmp_path, splits=Splits(train=data, validation=None, test=data))
+    trained, averaged = (load_checkpoint(tmp_path / f"{part}last.safetensors").weights for part in ("", "averaged/"))
+    moved = {name for name, value in trained.items() if not torch.equal(value, averaged[name])}
+    statistics = {name for name in trained if name.endswith(("running_mean", "running_var"))}
+    assert statistics
+    assert not statistics & moved
+    assert {"fc.weight", "conv1.weight"} <= moved
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("averaging={warmup=-1}", r"averaging.warmup must be a number >= 0, got -1"),
+        ("averaging={warmup=2}; epochs=2", r"averaging.warmup must be less than epochs = 2, got 2: nothing would be"),
+        ("averaging={batch_norm='sum'}", r"averaging.batch_norm must be one of 'average', 'copy', got 'sum'"),
+    ],
+)
+def test_averages_that_mean_nothing(settings, message, tiny):
+    with pytest.raises(InputError, match=message):
+        tiny(*settings.split("; "))
+
+
+def test_statistics_that_the_model_does_not_have_are_not_copied(tiny, tmp_path):
+    with pytest.raises(InputError, match=r'averaging.batch_norm = "copy" has no effect on a model without running'):
+        train(tiny("averaging={batch_norm='copy'}"), out=tmp_path)
+
+
+def test_the_best_average_is_chosen_by_pgd_on_the_margin(tiny, tmp_path):
+    """As published: PGD-40 with the margin loss on held-out images, of the averaged weights."""
+    attack = '{kind="pgd", eps=0.1, step_size=0.01, steps=40, loss="margin"}'
+    config = tiny("epochs=3", "data.held_out=40", "averaging={decay=0.9, warmup=0.5}", f"watch.attack={attack}")
+    metrics = train(config, out=tmp_path).metrics
+    best = load_checkpoint(tmp_path / "best.safetensors")
+    assert best.description.epoch == 1 + max(range(3), key=lambda n: metrics[n]["validation_robust"])
+    model, held = load_target(tmp_path).model, held_out_images(config, data_dir=None)
+    by_hand = PGD(eps=0.1, step_size=0.01, steps=40, loss="margin")(model, held.floats(), held.labels)
+    accuracy = 100 * (model(by_hand).argmax(1) == held.labels).double().mean()
+    assert best.description.scores["validation_robust"] == pytest.approx(float(accuracy))
 
 
 # Evaluated in addition to the trained weights: such a run is, bit for bit, the two runs that it stands for

@@ -8,15 +8,15 @@ parts of a schedule a run never gets to. Models, objectives, attacks and so on o
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from widemargin.attacks import ATTACKS as OWN_ATTACKS
 from widemargin.attacks.kinds import ATTACK_KINDS
 from widemargin.attacks.names import AUTOATTACK, AUTOATTACK_PARTS, GradientAttack, attack_named
 from widemargin.attacks.pgd import FGSM
 from widemargin.attacks.threat import make_threat
-from widemargin.core.checks import check_count, choice
-from widemargin.core.schema import one_of, required, table_fields
+from widemargin.core.checks import check_count, check_number, choice
+from widemargin.core.schema import added, one_of, required, table_fields
 from widemargin.data.augmentation import AUGMENTATIONS, Augmentation
 from widemargin.errors import InputError
 from widemargin.heads import HEADS
@@ -46,6 +46,7 @@ from widemargin.types import Attack, LossAfterAttack, MakeHead, Norm, Objective,
 
 OptimizerConfig = SGD
 """The optimizer that a table without a kind describes."""
+BatchNormOfAverage = Literal["average", "copy"]
 WatchedMargins = Literal["train", "test"]
 
 
@@ -148,14 +149,29 @@ class AveragingConfig:
 
     With ``beside`` the trained weights are, as without averaging; the averaged ones are validated too, choose their own
     best epoch, and are kept in the run's folder ``averaged``. One run then gives both arms of a comparison.
+
+    For the first ``warmup`` epochs the average is the model, as in Wang et al. (2023), who warm up for 2.5% of all
+    epochs, decay by 0.995, and give the averaged model the statistics of the trained one (``batch_norm = "copy"``).
     """
 
     decay: float = 0.999
     beside: bool = False
+    warmup: float = added(0.0)
+    batch_norm: BatchNormOfAverage = added("average")
 
     def __post_init__(self) -> None:
+        hint = "0 averages from the first step on"
+        check_number("averaging.warmup", self.warmup, is_valid=lambda n: n >= 0, rule="a number >= 0", hint=hint)
+        choice("averaging", "batch_norm", self.batch_norm, get_args(BatchNormOfAverage))
         if not 0 < self.decay < 1:
             raise InputError(f"averaging.decay must be in (0, 1), got {self.decay!r}; 0.999 is usual")
+
+    def updates(self, step: int, steps_per_epoch: int) -> float:
+        """Updates of the average before this step (from 0 on) and since the warm-up; below 0 while it is the model.
+
+        With a warm-up steps count from 1, as in the published code.
+        """
+        return step + 1 - self.warmup * steps_per_epoch if self.warmup else step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +308,11 @@ class RunConfig:
         self._check_momentum()
         self._check_lbgat()
         self._check_burn_in()
+        if self.averaging is not None and self.averaging.warmup >= self.epochs:
+            raise InputError(
+                f"averaging.warmup must be less than epochs = {self.epochs}, got {self.averaging.warmup:g}: nothing "
+                "would be averaged; lower it, or raise epochs"
+            )
         self._check_awp()
         if self.stopping is not None and not self.data.held_out:
             raise InputError("stopping has no effect without a validation split; set data.held_out, or remove it")

@@ -17,7 +17,7 @@ from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.models.classifier import build_model
 from widemargin.optimizers import make_optimizer
-from widemargin.training.state import TrainState, make_average
+from widemargin.training.state import TrainState, has_statistics, make_average
 from widemargin.types import Nets
 
 
@@ -109,6 +109,10 @@ def make_state(config: RunConfig, train: ImageSet) -> TrainState:
     averaging, optimizer = config.averaging, make_optimizer(nets.all().values(), config.optimizer)
     if averaging is None:
         return TrainState(nets=nets, optimizer=optimizer)
+    if averaging.batch_norm == "copy" and not has_statistics(model):
+        raise InputError(
+            'averaging.batch_norm = "copy" has no effect on a model without running statistics of batch norm; remove it'
+        )
     is_eval_model = not averaging.beside
     return TrainState(nets=nets, optimizer=optimizer, average=make_average(model), average_is_eval_model=is_eval_model)
 

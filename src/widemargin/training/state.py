@@ -4,8 +4,9 @@ Weight averaging (EMA) is a second copy of the model that follows the first slow
 
     average <- d average + (1 - d) model,    d = min(decay, (1 + n) / (10 + n)),
 
-so that the first steps are forgotten. Batch-norm statistics are averaged too, other buffers copied; a head with unit
-rows is put back on its sphere. Averaging alone is worth more than many published gains, so a comparison gives it to
+so that the first steps are forgotten; in a warm-up n < 0 and d = 0, then n counts from its end. Batch-norm statistics
+are averaged too, or copied where that is asked for, other buffers copied; a head with unit rows is put back on its
+sphere. Averaging alone is worth more than many published gains, so a comparison gives it to
 both arms or to none.
 
 Several processes hold the same state: the first hands out its own (``broadcast_state``), so a run may be resumed by any
@@ -174,22 +175,29 @@ def make_average(model: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def update_average(average: nn.Module, model: nn.Module, *, decay: float, updates: int) -> None:
-    """Move the average towards the model, after ``updates`` updates."""
-    rate = 1 - min(decay, (1 + updates) / (10 + updates))
-    averaged, trained = _averaged_tensors(average), _averaged_tensors(model)
+def update_average(
+    average: nn.Module, model: nn.Module, *, decay: float, updates: float, copies_statistics: bool = False
+) -> None:
+    """Move the average towards the model, after ``updates`` updates; below 0 it becomes the model."""
+    rate = 1 - min(decay, (1 + updates) / (10 + updates)) if updates >= 0 else 1.0
+    averaged, trained = (_averaged_tensors(net, statistics=not copies_statistics) for net in (average, model))
     torch._foreach_lerp_(list(averaged.values()), [trained[name] for name in averaged], rate)
     source = dict(model.named_buffers())
     for name, buffer in average.named_buffers():
-        if not name.endswith(STATISTICS):
+        if name not in averaged:
             buffer.copy_(source[name])
     for module in average.modules():
         if issubclass(type(module), AfterAverage):
             cast(AfterAverage, module).after_average()
 
 
-def _averaged_tensors(model: nn.Module) -> dict[str, Tensor]:
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name.endswith(STATISTICS)}
+def has_statistics(model: nn.Module) -> bool:
+    """Whether batch norms of the model keep running statistics."""
+    return any(name.endswith(STATISTICS) for name, _ in model.named_buffers())
+
+
+def _averaged_tensors(model: nn.Module, *, statistics: bool) -> dict[str, Tensor]:
+    buffers = {name: buffer for name, buffer in model.named_buffers() if statistics and name.endswith(STATISTICS)}
     return dict(model.named_parameters()) | buffers
 
 

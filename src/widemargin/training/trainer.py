@@ -205,8 +205,13 @@ def train_epoch(state: TrainState, run: RunContext, display: TrainingDisplay) ->
         run.steps(batch, context)
         refuse_not_finite(state, run, wait=context.total_steps % LOOK_EVERY == 0)
         if state.average is not None and run.config.averaging is not None:
-            decay = run.config.averaging.decay
-            update_average(state.average, state.nets.model, decay=decay, updates=context.total_steps)
+            update_average(
+                state.average,
+                state.nets.model,
+                decay=run.config.averaging.decay,
+                updates=run.config.averaging.updates(context.total_steps, steps),
+                copies_statistics=run.config.averaging.batch_norm == "copy",
+            )
         state.step, images = batch.step + 1, images + batch.size
         display.advance()
         if time.monotonic() - shown > REFRESH_SECONDS:
