@@ -1,10 +1,10 @@
 """From the folders of ``widemargin reproduce`` to the few files that are kept of each job.
 
 No weights and no line per example: ``config.toml`` and ``metrics.jsonl`` are the run's, ``result.json`` and
-``evaluation.json`` its judgment, ``autoattack.json``, ``autoattack-8-255.json`` and ``eps.json`` later ones.
-``margins.json`` has histogram counts, ``distance.json`` at most 1,000 pairs of margin and distance. Numbers are cut to
-what a reader or a figure can use, so that the tree stays small and diffs are legible. What was collected of the job
-before is replaced.
+``evaluation.json`` its judgment, ``autoattack.json``, ``eps.json`` and so on later ones. ``margins.json`` has histogram
+counts, ``distance.json`` at most 1,000 pairs of margin and distance, ``certified.json`` the certified radii with both.
+Numbers are cut to what a reader or a figure can use, so that the tree stays small and diffs are legible. What was
+collected of the job before is replaced.
 """
 
 import json
@@ -18,7 +18,19 @@ from typing import Any
 
 import torch
 
-from paper.tree import AUTOATTACK, AUTOATTACK_8_255, DISTANCE, EPS, EVALUATION, MARGINS, ROWS, job_folder
+from paper.tree import (
+    AUTOATTACK,
+    AUTOATTACK_8_255,
+    AUTOATTACK_1000,
+    CERTIFIED,
+    DISTANCE,
+    EPS,
+    EVALUATION,
+    MARGINS,
+    ROWS,
+    STRONGEST,
+    job_folder,
+)
 from widemargin.config.checkpoint import CONFIG, METRICS
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import Fields, Lines, read_json, read_table, read_text
@@ -114,6 +126,8 @@ def rounded(value: Any, digits: int = PRECISION) -> Any:
 
 
 PAIRS, PAIR_PRECISION = 1000, 4
+REPORTS = (EVALUATION, AUTOATTACK, AUTOATTACK_8_255, AUTOATTACK_1000, STRONGEST, EPS)
+"""Reports of evaluations in the folders of these names, kept whole."""
 LEFT_OUT = ("config", "histograms", "quick")
 """Of ``result.json``: these are in files of their own, or always the same."""
 
@@ -158,12 +172,10 @@ def _kept_files(job: FoundJob) -> dict[str, str]:
         raise InputError(f"{job.folder / 'run' / METRICS} is cut off, but the job is finished; was it damaged?")
     tables = {
         RESULT: {key: value for key, value in job.result.values.items() if key not in LEFT_OUT},
-        EVALUATION: _report(job.folder / "evaluation"),
-        AUTOATTACK: _report(job.folder / "autoattack"),
-        AUTOATTACK_8_255: _report(job.folder / "autoattack-8-255"),
-        EPS: _report(job.folder / "eps"),
+        **{name: _report(job.folder / Path(name).stem) for name in REPORTS},
         MARGINS: _margins(job),
         DISTANCE: _distance(job.folder / "distance"),
+        CERTIFIED: _certified(job.folder / "certified"),
     }
     texts = {
         CONFIG: read_text(job.folder / RUN / CONFIG),
@@ -201,11 +213,21 @@ def _margins(job: FoundJob) -> dict[str, Any]:
 
 def _distance(folder: Path) -> dict[str, Any]:
     report, examples = _report(folder), read_examples(folder / EXAMPLES)
+    return {} if not report or examples is None else _circumstances(report) | {"pairs": _pairs(examples)}
+
+
+def _circumstances(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a report whose images are."""
+    return {key: report.get(key) for key in ("norm", "distance", "data", "precision", "device", "versions", "seconds")}
+
+
+def _certified(folder: Path) -> dict[str, Any]:
+    report, examples = _report(folder), read_examples(folder / EXAMPLES)
     if not report or examples is None:
         return {}
-    pairs = _pairs(examples)
-    shown = {key: report.get(key) for key in ("norm", "distance", "data", "precision", "device", "versions", "seconds")}
-    return shown | {"pairs": pairs}
+    rows = zip(examples.certified, examples.margins, examples.distances, examples.correct, strict=True)
+    triples = [rounded([*row], PAIR_PRECISION) for *row, right in rows if right and None not in row]
+    return _circumstances(report) | {name: report.get(name) for name in ("certified", "alarms")} | {"triples": triples}
 
 
 def _pairs(examples: Examples) -> list[list[float]]:

@@ -20,14 +20,18 @@ from paper.tables import (
     ABOVE,
     AUTOATTACK_TITLE,
     BELOW,
+    CERTIFIED_TITLE,
     FAR_ACCURACY,
     FAR_MARGIN,
+    FLATTERED_TITLE,
     NONE,
     Jobs,
     autoattack_text,
     cells_of,
+    certified_text,
     columns_of,
     distance_text,
+    flattered_text,
     is_far,
     kinds,
     table_text,
@@ -163,8 +167,12 @@ def _section(table: PaperTable, jobs: Jobs, note: Path) -> str:
     remarks = [f"- {plain_text(remark)}" for row in run for remark in _remarks(table, row, jobs[row.recipe])]
     if remarks:
         parts.append("\n".join(remarks) + "\n")
-    parts += [text for text in (autoattack_text(table, jobs), distance_text(table, jobs)) if text]
+    parts += [text for small in SMALL if (text := small(table, jobs))]
     return "\n".join(parts)
+
+
+SMALL = (flattered_text, autoattack_text, distance_text, certified_text)
+"""Small tables below one of the paper's, of the rows that were judged again."""
 
 
 def _remarks(table: PaperTable, row: PaperRow, jobs: Sequence[CollectedJob]) -> list[str]:
@@ -193,7 +201,14 @@ def _left_out(jobs: Sequence[CollectedJob]) -> list[tuple[int, str]]:
 def _alarms(job: CollectedJob) -> list[str]:
     """Each alarm once: what the judgment of the table says, a later one does not say again."""
     found: dict[tuple[str, str], str] = {}
-    judged = (("", job.evaluation), ("", job.autoattack), (f" ({AUTOATTACK_TITLE})", job.autoattack_8_255))
+    judged = (
+        ("", job.evaluation),
+        ("", job.autoattack),
+        (f" ({AUTOATTACK_TITLE})", job.autoattack_8_255),
+        ("", job.strongest),
+        (f" ({FLATTERED_TITLE}, first 1,000)", job.autoattack_1000),
+        (f" ({CERTIFIED_TITLE})", job.certified),
+    )
     for where, report in judged:
         for alarm in report.tables("alarms"):
             name, message = alarm.text("name"), alarm.text("message")

@@ -1,7 +1,8 @@
 """The tables of the page as Markdown: ours, the paper's, the difference, and a mark where they are far apart.
 
 Below a table of the paper's stand two small ones, where some of its rows have them: AutoAttack at 8/255, and margins
-beside distances. Does a larger margin go with a larger distance? Across the images of a row, and across the rows.
+beside distances. Does a larger margin go with a larger distance? Across the images of a row, and across the rows. And
+what a table's own PGD leaves out: by how much stronger attacks lower it, and what is proven of the first images.
 """
 
 from collections import Counter
@@ -12,6 +13,7 @@ import torch
 
 from paper.rows import PaperRow, PaperTable
 from paper.tree import CollectedJob, Pairs
+from widemargin.core.records import Fields
 from widemargin.evaluation.distance import rank_correlation
 from widemargin.report.compare import Cell, compare, signed
 from widemargin.report.tables import markdown_lines, plain_text
@@ -168,3 +170,69 @@ def _across(members: Sequence[tuple[PaperRow, Sequence[Pairs]]]) -> list[str]:
     if correlation is None:
         return []
     return ["", f"Across these {len(members)} rows, the medians have the rank correlation {correlation:.2f}."]
+
+
+FLATTERED_TITLE = "By how much PGD flatters"
+FLATTERED_SAID = (
+    "The table's PGD climbs the cross-entropy alone. The strongest PGD is, per image, the worst of five with the same\n"
+    "steps: the cross-entropy of the logits, of 3 and of 10 times the logits, the margin, and the DLR. AutoAttack is\n"
+    "of the first 1,000 images, with the other two on the same ones. Last comes by how much PGD is above it there."
+)
+STRONGEST = "-strongest"
+FLATTERED_HEADS = ("PGD", "strongest", "PGD (1,000)", "strongest (1,000)", "AutoAttack (1,000)", "PGD - AutoAttack")
+
+
+def flattered_text(table: PaperTable, jobs: Jobs) -> str:
+    """The rows judged by the strongest PGD, in the paper's order; empty where none was."""
+    lines, judged_in = [], []
+    for row in table.rows:
+        members = jobs.get(row.recipe, ())
+        whole = [job.strongest for job in members if job.strongest.values]
+        first = [job.autoattack_1000 for job in members if job.autoattack_1000.values]
+        if not whole and not first:
+            continue
+        found = [*_three(whole)[:2], *_three(first)]
+        above = [pgd - worst for pgd, worst in zip(found[2], found[4], strict=True)]
+        cells = [cell_text("", Cell.over_seeds(values, None)) for values in (*found, above)]
+        lines.append([plain_text(table.label(row)), str(max(len(whole), len(first))), *cells])
+        judged_in += [f"{report.text('device')}, {report.text('precision', 'unknown')}" for report in (*whole, *first)]
+    heads = ["row", "seeds", *FLATTERED_HEADS]
+    return _judged_text(FLATTERED_TITLE, FLATTERED_SAID, judged_in, _numbers_table(heads, lines)) if lines else ""
+
+
+def _three(reports: Sequence[Fields]) -> list[list[float]]:
+    """Accuracies under the table's PGD, under the strongest and under AutoAttack."""
+    found: list[list[float]] = [[], [], []]
+    for report in reports:
+        numbers = report.table("accuracy").numbers()
+        strongest = next(name for name in numbers if name.endswith(STRONGEST))
+        for values, name in zip(found, (strongest.removesuffix(STRONGEST), strongest, "autoattack"), strict=True):
+            values += [numbers[name]] if name in numbers else []
+    return found
+
+
+CERTIFIED_TITLE = "Certified, margin, distance (first 100)"
+CERTIFIED_SAID = (
+    "Of the correctly classified images among the first 100, medians in the same norm: the radius within which CROWN\n"
+    "proves the prediction, the effective margin, and the distance of the nearest adversarial image found. The true\n"
+    "distance is between the first and the last, whose ratio is next."
+)
+CERTIFIED_HEADS = ("images", "certified ({0})", "margin ({0})", "distance ({0})", "certified / distance")
+
+
+def certified_text(table: PaperTable, jobs: Jobs) -> str:
+    """The rows with certified radii, in the paper's order; empty where none has."""
+    lines, judged_in, norm = [], [], "l2"
+    for row in table.rows:
+        found = [job.certified for job in jobs.get(row.recipe, ()) if job.certified.list("triples")]
+        if not found:
+            continue
+        medians = [[median(triple[place] for triple in one.list("triples")) for place in range(3)] for one in found]
+        radius, margin, distance = (fmean(values) for values in zip(*medians, strict=True))
+        images = round(fmean(len(one.list("triples")) for one in found))
+        numbers = [f"{radius:.3f}", f"{margin:.3f}", f"{distance:.3f}", f"{radius / distance:.2f}"]
+        lines.append([plain_text(table.label(row)), str(len(found)), str(images), *numbers])
+        judged_in += [f"{one.text('device')}, {one.text('precision', 'unknown')}" for one in found]
+        norm = found[0].text("norm", norm)
+    heads = ["row", "seeds", *(head.format(norm_title(norm)) for head in CERTIFIED_HEADS)]
+    return _judged_text(CERTIFIED_TITLE, CERTIFIED_SAID, judged_in, _numbers_table(heads, lines)) if lines else ""

@@ -21,6 +21,7 @@ from widemargin.report.runs import Run, read_run
 ROWS, NOTES, FIGURES, PAGE = "rows", "notes", "figures", "README.md"
 EVALUATION, MARGINS, DISTANCE = "evaluation.json", "margins.json", "distance.json"
 AUTOATTACK, AUTOATTACK_8_255, EPS = "autoattack.json", "autoattack-8-255.json", "eps.json"
+STRONGEST, AUTOATTACK_1000, CERTIFIED = "strongest.json", "autoattack-1000.json", "certified.json"
 
 
 def job_folder(into: Path, recipe: str, seed: int) -> Path:
@@ -72,6 +73,12 @@ class CollectedJob:
     autoattack: Fields
     autoattack_8_255: Fields
     """At the eps of RobustBench, on the first images."""
+    strongest: Fields
+    """The table's PGD and the strongest one, on all images."""
+    autoattack_1000: Fields
+    """The same two and AutoAttack, on the first images."""
+    certified: Fields
+    """With (certified radius, margin, distance) of each of the first images that is correctly classified."""
     margins: Counts | None
     """Of the test images, misclassified ones left of zero."""
     distance: Pairs | None
@@ -120,6 +127,9 @@ def _job(folder: Path) -> CollectedJob:
         evaluation=evaluation,
         autoattack=_table(folder / AUTOATTACK),
         autoattack_8_255=_table(folder / AUTOATTACK_8_255),
+        strongest=_table(folder / STRONGEST),
+        autoattack_1000=_table(folder / AUTOATTACK_1000),
+        certified=_table(folder / CERTIFIED),
         margins=_counts(_table(folder / MARGINS).table("margin_test"), evaluation),
         distance=_pairs(_table(folder / DISTANCE)),
         over_eps=_eps_curve(_table(folder / EPS)),

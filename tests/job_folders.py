@@ -94,10 +94,14 @@ def _write_later(
         report["accuracy"] = {"clean": clean + 0.5, "autoattack": robust - 5.0}
         report |= {"eps": [{"written": "8/255", "value": 8 / 255}], "data": {"name": "cifar10", "count": 1000}}
         report["precision"] = "float32 (no TF32); AutoAttack searched with TF32"
+    elif folder.name in ("strongest", "autoattack-1000"):
+        found = {"clean": clean, "pgd20": robust, "pgd20-margin": robust - 1.0, "pgd20-strongest": robust - 2.0}
+        report["accuracy"] = found | ({"autoattack": robust - 2.5} if folder.name == "autoattack-1000" else {})
     elif folder.name == "eps":
         report |= _over_eps(recipe, clean, robust)
     else:
         report |= {"norm": "l2", "distance": {"count": 1200, "median": 1.1, "rank_correlation": 0.91234567}}
+        report |= {"certified": {"count": 100, "median": 0.3, "accuracy": {}}} if folder.name == "certified" else {}
         margins = np.abs(rng.normal(margin, 0.4 * margin, 1200))
         found = margins * rng.lognormal(-0.1, 0.15, 1200)
         lines = [
@@ -108,6 +112,7 @@ def _write_later(
                 "verdicts": {"clean": True},
                 "margin": float(m),
                 "distance": float(d),
+                **({"certified": float(d) / 5} if folder.name == "certified" else {}),
             }
             for i, (m, d) in enumerate(zip(margins, found, strict=True))
         ]

@@ -93,24 +93,27 @@ def test_what_takes_longer_costs_more(longer, shorter):
 
 def test_the_best_rows_are_judged_later_once_the_table_is_done(tmp_path, capsys):
     command = ["reproduce", "table1", "--quick", "--device", "cpu", "--rows", "st-wd0.01,at-wd0.01", "--out"]
-    command += [str(tmp_path), "--judge-with", "autoattack,distance"]
+    command += [str(tmp_path), "--judge-with", "autoattack,certified"]
     assert run([*command, "--max-time", "0.001s"]) == 0
     assert "time is out: 0 of 2 done" in capsys.readouterr().err
     assert run(command) == 0
     said = capsys.readouterr()
-    assert "3/4 mnist-mlp/st-wd0.01, seed 0, distance" in said.err
+    assert "3/4 mnist-mlp/st-wd0.01, seed 0, certified" in said.err
     head, _, *rows, empty, first, second = (tmp_path / "table1.md").read_text().splitlines()[-7:]
     assert head.endswith("| autoattack |")
     assert not any(row.endswith("| - / - |") for row in rows)
     assert empty == ""
-    assert first.startswith("- mnist-mlp/st-wd0.01, seed 0, distance: median distance ")
-    assert second.startswith("- mnist-mlp/at-wd0.01, seed 0, distance: median distance ")
+    assert first.startswith("- mnist-mlp/st-wd0.01, seed 0, certified: median distance ")
+    assert second.startswith("- mnist-mlp/at-wd0.01, seed 0, certified: median distance ")
+    assert "median certified radius 0." in first
     assert first.removeprefix("- ") in said.out
     for folder in ("mnist-mlp-st-wd0.01", "mnist-mlp-at-wd0.01"):
-        autoattack, distance = reports_of(tmp_path / folder / "seed-0", "autoattack", "distance")
+        autoattack, certified = reports_of(tmp_path / folder / "seed-0", "autoattack", "certified")
         assert autoattack["eps"] == [{"written": "0.1", "value": 0.1}]
-        assert distance["norm"] == "l2"
-        assert distance["distance"]["count"] > 0
+        assert certified["norm"] == "l2"
+        assert certified["distance"]["count"] > 0
+        assert certified["certified"]["count"] == 40
+        assert certified["certified"]["median"] <= certified["distance"]["median"]
     assert run(command) == 0
     assert capsys.readouterr().err.count("done before") == 6
 
@@ -172,17 +175,34 @@ def test_what_each_judgment_is():
     asked = {name: judgment_of(cifar, name) for name in JUDGMENTS}
     assert {name: found.limit for name, found in asked.items()} == {
         "autoattack": None,
+        "strongest": None,
+        "autoattack-1000": 1000,
         "distance": 1000,
+        "certified": 100,
         "eps": 1000,
         "autoattack-8-255": 1000,
     }
     assert {name: found.eps for name, found in asked.items() if "autoattack" in name} == {
         "autoattack": 0.031,
+        "autoattack-1000": 0.031,
         "autoattack-8-255": "8/255",
     }
     assert (asked["distance"].norm, asked["distance"].distance) == ("l2", True)
     assert judgment_of(mnist, "eps").eps == ("0.02", "0.05", "0.1", "0.15", "0.2", "0.3")
-    assert all(found.step_size is None for found in asked.values())  # eps/4, for each eps its own
+    stepped = {name for name, found in asked.items() if found.step_size is not None}  # the others eps/4 of each eps
+    assert stepped == {"strongest", "autoattack-1000"}
+    assert (asked["certified"].certify, asked["certified"].distance) == (True, True)
+
+
+def test_the_strongest_pgd_has_the_steps_of_the_tables_own():
+    mnist, wide = (all_recipes()[name].config for name in ("mnist-mlp/at-emr", "cifar-wrn/trades-emr"))
+    strongest, autoattack = (judgment_of(mnist, name) for name in ("strongest", "autoattack-1000"))
+    assert strongest.attacks == ("clean", "pgd20", "pgd20-strongest")
+    assert autoattack == replace(strongest, attacks=(*strongest.attacks, "autoattack"), limit=1000)
+    assert (strongest.eps, strongest.step_size) == (0.1, 0.01)
+    assert judgment_of(wide, "strongest").attacks == ("clean", "pgd100", "pgd100-strongest")
+    clean = replace(mnist, evaluation=replace(mnist.evaluation, attacks=("clean",)))
+    assert judgment_of(clean, "strongest").attacks == strongest.attacks
 
 
 @pytest.mark.parametrize("change", [{"eps": 0.0314}, {"norm": "l2", "eps": 0.031}])

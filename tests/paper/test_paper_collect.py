@@ -65,6 +65,20 @@ def test_later_judgments_are_kept_without_a_line_per_image(tmp_path):
     assert job.numbers()["accuracy"]["autoattack"] == 46.0  # the table's own
 
 
+def test_certified_radii_are_kept_with_margins_and_distances(tmp_path):
+    folder = write_job(tmp_path / "runs", "mnist-mlp/st-emr", epochs=1, later=("certified",)) / "certified"
+    lines = [json.loads(line) for line in (folder / "examples.jsonl").read_text().splitlines()][:4]
+    lines[0] |= {"certified": 0.123456, "margin": 1.0, "distance": 2.0}
+    lines[1]["certified"] = None  # beyond the first images
+    lines[2]["verdicts"]["clean"] = False
+    (folder / "examples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    collect([tmp_path / "runs"], tmp_path / "results")
+    (job,) = read_tree(tmp_path / "results")
+    first, other = job.certified.list("triples")
+    assert first == [0.1235, 1.0, 2.0]
+    assert other == [pytest.approx(lines[3][key], rel=1e-3) for key in ("certified", "margin", "distance")]
+
+
 def test_margins_without_a_histogram_are_counted_from_the_examples(tmp_path):
     write_job(tmp_path / "runs", "cifar-resnet18/at")
     collect([tmp_path / "runs"], tmp_path / "results")

@@ -188,6 +188,43 @@ class TestAutoAttackAt8:
         assert "- at-emr, seed 0: alarm black-box-wins (AutoAttack at 8/255 (first 1,000)): Square broke 3.\n" in page
 
 
+def small_table(tmp_path, title):
+    """The cells below this title, and the sentences between, of Table 1."""
+    collect([tmp_path / "runs"], tmp_path / "results")
+    generate(tmp_path / "results", [table for table in paper_tables() if table.name == "table1"])
+    page = (tmp_path / "results" / "README.md").read_text()
+    lines = page.partition(f"### {title}\n")[2].partition("\n#")[0].splitlines()
+    return [line.strip("| ").split(" | ") for line in lines if line.startswith("|")], "\n".join(lines)
+
+
+def test_by_how_much_pgd_flatters(tmp_path):
+    both = ("strongest", "autoattack-1000")
+    for seed in (0, 1):
+        write_job(tmp_path / "runs", "mnist-mlp/st-emr", seed, robust=80.0 + seed, epochs=1, later=both)
+    write_job(tmp_path / "runs", "mnist-mlp/st-wd0.01", robust=40.0, epochs=1, later=("strongest",))
+    write_job(tmp_path / "runs", "mnist-mlp/at-emr", epochs=1)
+    rows, said = small_table(tmp_path, "By how much PGD flatters")
+    heads = "row | seeds | PGD | strongest | PGD (1,000) | strongest (1,000) | AutoAttack (1,000) | PGD - AutoAttack"
+    assert rows[0] == heads.split(" | ")
+    assert rows[2:] == [
+        ["st-wd0.01", "1", "40.00", "38.00", "-", "-", "-", "-"],
+        ["st-emr", "2", *(f"{mean} ± 0.71" for mean in ("80.50", "78.50", "80.50", "78.50", "78.00")), "2.50 ± 0.00"],
+    ]
+    assert "Judged in: NVIDIA H200, float32 (no TF32)." in said
+
+
+def test_certified_radii_beside_margins_and_distances(tmp_path):
+    for recipe, margin in (("mnist-mlp/st-emr", 2.0), ("mnist-mlp/st-wd0.01", 1.0)):
+        write_job(tmp_path / "runs", recipe, margin=margin, epochs=1, later=("certified",))
+    write_job(tmp_path / "runs", "mnist-mlp/at-emr", epochs=1, later=("distance",))
+    rows, _ = small_table(tmp_path, "Certified, margin, distance (first 100)")
+    assert rows[0][2:] == ["images", "certified (L2)", "margin (L2)", "distance (L2)", "certified / distance"]
+    assert [(row[0], row[1], row[-1]) for row in rows[2:]] == [("st-wd0.01", "1", "0.20"), ("st-emr", "1", "0.20")]
+    record = json.loads((tmp_path / "results/rows/mnist-mlp-st-emr/seed-0/certified.json").read_text())
+    medians = np.median(np.array(record["triples"]), axis=0)
+    assert [float(cell) for cell in rows[3][3:6]] == pytest.approx(medians, abs=5e-4)
+
+
 @pytest.mark.parametrize(
     ("column", "ours", "paper", "text"),
     [

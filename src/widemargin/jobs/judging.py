@@ -2,10 +2,12 @@
 
 ``result.json`` is the judgment of the table. A judgment beyond it is an evaluation folder beside it, named after it:
 
-- ``autoattack`` is at the recipe's own eps, on all test images; the others take the first 1,000.
-- ``distance`` is in L2, in which the paper measures margins.
-- ``eps`` is PGD-100 at several eps around the recipe's, with steps of eps/4, as the recipes have it on CIFAR-10.
-- ``autoattack-8-255`` is at the eps of RobustBench, which 0.031 is not.
+- ``autoattack`` is at the recipe's own eps, on all test images; ``strongest`` is, too: the table's PGD and, per image,
+  the worst of it over several losses and scales. ``autoattack-1000`` is all three on the first 1,000, for a CPU.
+- ``distance`` is in L2, in which the paper measures margins, of the first 1,000; ``certified`` adds the radius that is
+  proven, of the first 100.
+- ``eps`` is PGD-100 at several eps around the recipe's, with steps of eps/4, as the recipes have it on CIFAR-10, and
+  ``autoattack-8-255`` is at the eps of RobustBench, which 0.031 is not; both of the first 1,000.
 
 Averaged weights that another job's run keeps beside its own become a run folder of the job they are for: what that
 job's own training would have left, without what resuming needs, so that whoever reads a job's folder finds it as usual.
@@ -21,7 +23,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from widemargin.attacks.names import AUTOATTACK
+from widemargin.attacks.names import AUTOATTACK, USUAL_STEPS
+from widemargin.attacks.pgd import PGD
 from widemargin.config.checkpoint import (
     AVERAGED,
     BEST,
@@ -59,8 +62,8 @@ from widemargin.types import Nets, Norm
 CHECKPOINT_PAUSE = 30.0
 """Seconds: an epoch of a small network takes no longer than its checkpoint; a kill costs half a minute at most."""
 PREFIX, ALARMS = f"{AVERAGED}_", "alarms"
-FIRST = 1000
-"""So many test images are judged where it takes long."""
+FIRST, FIRST_CERTIFIED = 1000, 100
+"""So many test images are judged where it takes long, and are certified."""
 RADII: dict[float, tuple[str, ...]] = {
     0.031: ("2/255", "4/255", "6/255", "8/255", "10/255", "12/255", "16/255"),
     0.1: ("0.02", "0.05", "0.1", "0.15", "0.2", "0.3"),
@@ -78,6 +81,7 @@ class Judgment:
     step_size: float | None = None
     limit: int | None = None
     distance: bool = False
+    certify: bool = False
 
 
 def judgment_of(config: RunConfig, name: str) -> Judgment:
@@ -103,6 +107,14 @@ def _autoattack_8_255(config: RunConfig, plan: EvaluationConfig) -> Judgment:
     return Judgment(attacks=("clean", "autoattack"), eps="8/255", limit=FIRST)
 
 
+def _strongest(_: RunConfig, plan: EvaluationConfig, *more: str, limit: int | None = None) -> Judgment:
+    """The plan's PGD with its steps, and the strongest PGD with the same ones; PGD-20 where it has none."""
+    last = plan.strongest()
+    steps = last.steps if isinstance(last, PGD) else USUAL_STEPS
+    attacks = ("clean", f"pgd{steps}", f"pgd{steps}-strongest", *more)
+    return Judgment(attacks=attacks, eps=plan.eps, norm=plan.norm, step_size=plan.step_size, limit=limit)
+
+
 def _described(config: RunConfig, plan: EvaluationConfig) -> str:
     where = f"{config.name} is on {config.data.name} at {plan.norm} {plan.eps:g}"
     return f"but {where}; choose others with --judge-rows or --rows"
@@ -110,7 +122,12 @@ def _described(config: RunConfig, plan: EvaluationConfig) -> str:
 
 _JUDGMENTS: dict[str, Callable[[RunConfig, EvaluationConfig], Judgment]] = {
     "autoattack": lambda _, plan: Judgment(attacks=("clean", "autoattack"), eps=plan.eps, norm=plan.norm),
+    "strongest": _strongest,
+    "autoattack-1000": lambda config, plan: _strongest(config, plan, AUTOATTACK, limit=FIRST),
     "distance": lambda *_: Judgment(attacks=("clean",), eps=1.0, norm="l2", limit=FIRST, distance=True),
+    "certified": lambda *_: Judgment(
+        attacks=("clean",), eps=1.0, norm="l2", limit=FIRST_CERTIFIED, distance=True, certify=True
+    ),
     "eps": _over_eps,
     "autoattack-8-255": _autoattack_8_255,
 }
@@ -241,6 +258,7 @@ def _evaluated(
         shard_size=size or SHARD_SIZE,
         batch_size=size or BATCH_SIZE,
         distance=isinstance(plan, Judgment) and plan.distance,
+        certify=isinstance(plan, Judgment) and plan.certify,
         limit=plan.limit if isinstance(plan, Judgment) else None,
         max_steps=ATTACK_STEPS if job.quick else None,
         sanity=not job.quick,

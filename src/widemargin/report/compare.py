@@ -108,6 +108,8 @@ def followup_line(report: Mapping[str, Any]) -> str:
         rank = found["rank_correlation"]
         said = f"median distance {found['median']:.3f} ({norm})"
         said += "" if rank is None else f", rank correlation with the margin {rank:.3f}"
+        proven = (report.get("certified") or {}).get("median")
+        said += "" if proven is None else f", median certified radius {proven:.3f}"
     elif more:
         curves = {
             attack: ", ".join(f"{point['accuracy']:.2f} at {point['written']}" for point in points)
