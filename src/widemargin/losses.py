@@ -195,6 +195,34 @@ def lbgat(
     return guidance + cross_entropy(teacher, y, label_smoothing) + beta * kl_divergence(student, student_adv)
 
 
+def ikl(
+    logits: Tensor,
+    logits_adv: Tensor,
+    y: Tensor,
+    prior: Tensor,
+    *,
+    alpha: float,
+    beta: float,
+    gamma: float = 1.0,
+    label_logits: Tensor | None = None,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """IKL and GKL: CE(z, y) + alpha (-sum_k p_k log p'_k) + beta / 4 sum_jk w_j w_k (d_j - d_k)^2, d = z' - z.
+
+    The target p of the second term is held; the third differentiates both logits. w = prior^gamma, (B, K), constants;
+    the third term is divided by the batch mean of (sum_k w_k)^2, which is 1 where gamma is. It is computed as the
+    variance that it is.
+    """
+    label = cross_entropy(logits if label_logits is None else label_logits, y, label_smoothing)
+    imitation = -(F.softmax(wide(logits.detach()), dim=1) * F.log_softmax(wide(logits_adv), dim=1)).sum(1)
+    change = wide(logits_adv) - wide(logits)
+    weights = prior.detach().to(change.dtype) ** gamma
+    total = weights.sum(1)
+    mean = (weights * change).sum(1) / total
+    spread = total * (weights * (change - mean[:, None]).square()).sum(1)
+    return label + alpha * imitation + beta / 2 * spread / batch_share.batch_mean(total.square())
+
+
 def hypersphere(cosines: Tensor, y: Tensor, scale: float, margin: float) -> Tensor:
     """HE: CE(s (cos - m onehot(y)), y) for cosines in [-1, 1]."""
     return cross_entropy(hypersphere_logits(cosines, y, scale, margin), y)

@@ -56,14 +56,20 @@ class Regularizer(Protocol):
 
 @dataclass(frozen=True)
 class Nets:
-    """The networks an objective trains; most train one, LBGAT a teacher too."""
+    """The networks an objective trains; most train one, LBGAT a teacher too.
+
+    ``memory`` is what an objective keeps from step to step (``HasMemory``): a module of buffers, without parameters. It
+    is saved, resumed, handed to other processes and put back after a bad step as the networks' own buffers are.
+    """
 
     model: nn.Module
     teacher: nn.Module | None = None
+    memory: nn.Module | None = None
 
     def all(self) -> dict[str, nn.Module]:
-        """The networks there are, by name."""
-        return {"model": self.model} | ({} if self.teacher is None else {"teacher": self.teacher})
+        """Those there are, by name."""
+        others = {"teacher": self.teacher, "memory": self.memory}
+        return {"model": self.model} | {name: net for name, net in others.items() if net is not None}
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of all of them."""
@@ -170,11 +176,36 @@ class LossAfterAttack(Protocol):
 
 
 @runtime_checkable
+class HasMemory(Protocol):
+    """An objective that keeps something from step to step, which it finds in ``nets.memory``."""
+
+    def make_memory(self, *, image_shape: tuple[int, int, int], num_classes: int, batch_size: int) -> nn.Module:
+        """A module of buffers as they are before the first step; it may have ``after_step`` and ``after_epoch``."""
+
+
+@runtime_checkable
+class Replays(Protocol):
+    """An objective that takes several steps in a row on each batch."""
+
+    @property
+    def replays(self) -> int:
+        """How many."""
+
+
+@runtime_checkable
 class AfterStep(Protocol):
     """A module that does something once per optimizer step, such as projecting its weights or counting steps."""
 
     def after_step(self) -> None:
         """Called after the update."""
+
+
+@runtime_checkable
+class AfterEpoch(Protocol):
+    """An objective's memory that does something once per epoch."""
+
+    def after_epoch(self) -> None:
+        """Called when the epoch's steps are done and measured, before they are saved as finished."""
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from widemargin.config import AWPConfig, DataConfig, EMRConfig, IGRConfig, Optim
 from widemargin.data import Batch, ImageSet
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin, Linear
 from widemargin.models import LBGATTeacherConfig, WideResNetConfig
-from widemargin.objectives import OBJECTIVES, Adversarial, Lbgat, Mail, Mart, Score, Standard, Trades
+from widemargin.objectives import OBJECTIVES, Adversarial, Free, Ikl, Lbgat, Mail, Mart, Score, Standard, Trades
 from widemargin.training import StepContext, train_step
 from widemargin.training.awp import perturbed_weights
 from widemargin.training.setup import make_state
@@ -47,6 +47,8 @@ OBJECTIVE_CASES: dict[str, tuple[Objective, str, str]] = {
     "lbgat": (Lbgat(attack=ATTACK), "ax", "x"),
     "score": (Score(attack=ATTACK), "xa", ""),
     "trades-batch": (Trades(attack=replace(ATTACK, mode="batch")), "xa", ""),
+    "ikl": (Ikl(attack=ATTACK, gamma=0.5, ramp=2), "ax", ""),
+    "free": (Free(eps=0.1), "a", ""),
     "n-fgsm": (Adversarial(attack=n_fgsm(0.1)), "a", ""),
 }
 REGULARIZER_CASES: dict[str, Callable[[Any], dict[str, Any]]] = {

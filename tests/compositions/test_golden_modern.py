@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from oracles import assert_close_to_largest, golden, modern_net, parameter_gradients, under
-from widemargin import FGSM, PGD
+from widemargin import FGSM, PGD, losses
 from widemargin.attacks.pgd import fgsm_rs, n_fgsm
 from widemargin.objectives import Adversarial, Score, Trades
 from widemargin.types import Nets, Objective, Outcome
@@ -117,3 +117,24 @@ def test_score(case: str, dtype: torch.dtype) -> None:
     atol = 1e-9 if dtype == F64 else 1e-6
     torch.testing.assert_close(outcome.x_adv.double(), stored(f"{case}/x_adv"), rtol=0, atol=atol)
     check_step(model, outcome, case, dtype, f64=f64, f32=1e-4)
+
+
+# IKL and GKL: alpha, beta and gamma of each case; without a gamma of its own IKL has 1
+
+DKL = [(4.0, 20.0, 1.0), (1.0, 0.0, 1.0), (5.0, 12.0, 0.5)]
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", ["matrix", "uniform"])
+@pytest.mark.parametrize("number", range(len(DKL)))
+@pytest.mark.parametrize("version", ["gkl_v2", "ikl_v1"])
+def test_ikl(version: str, number: int, rows: str, dtype: torch.dtype) -> None:
+    alpha, beta, gamma = DKL[number]
+    case, gamma = f"dkl/{version}/{rows}{number}", gamma if version == "gkl_v2" else 1.0
+    clean, adv = (stored(f"dkl/{name}").to(dtype).requires_grad_(True) for name in ("clean", "adv"))
+    y, matrix = stored("dkl/y"), stored("dkl/class_matrix").to(dtype)
+    prior = matrix[y] if rows == "matrix" else torch.full_like(clean, 1 / clean.shape[1])
+    total = losses.ikl(clean, adv, y, prior, alpha=alpha, beta=beta, gamma=gamma).mean()
+    check(total, f"{case}/total", dtype, f64=1e-10, f32=1e-5)
+    for name, found in zip(("dclean", "dadv"), torch.autograd.grad(total, (clean, adv)), strict=True):
+        check(found, f"{case}/{name}", dtype, f64=1e-10, f32=1e-5)

@@ -17,9 +17,9 @@ from widemargin.data import Batch, Batches, CropFlip, ImageSet
 from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin, Linear
 from widemargin.models import LBGATTeacherConfig, MLPConfig, WideResNetConfig
-from widemargin.objectives import Adversarial, Lbgat, Mail, Mart, Standard, Trades
+from widemargin.objectives import Adversarial, Free, Ikl, Lbgat, Mail, Mart, Standard, Trades
 from widemargin.training import StepContext
-from widemargin.training.setup import make_state
+from widemargin.training.setup import make_batches, make_state
 from widemargin.training.state import TrainState, update_average
 from widemargin.training.step import EagerSteps
 from widemargin.types import Objective
@@ -40,6 +40,8 @@ OBJECTIVES: dict[str, Objective] = {
     "mail-trades": Mail(over="trades", weights="mean1", burn_in=1, **MAIL),
     "mail-mart": Mail(over="mart", weights="mean1", **MAIL),
     "mail-times3": Mail(over="at", weights="times3", **MAIL),
+    "ikl": Ikl(attack=GAUSSIAN, gamma=0.5, ramp=2),
+    "free": Free(eps=0.1, replays=2),
     "lbgat": Lbgat(attack=GAUSSIAN, beta=1.0),
 }
 PENALTIES: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -133,6 +135,9 @@ FEW = [
     Case("mail-trades", "exact", "linear", "bn"),
     Case("mail-mart", "none", "linear", "mlp"),
     Case("lbgat", "igr", "linear", "bn"),
+    Case("ikl", "exact", "linear", "bn", awp=True),
+    Case("free", "none", "linear", "bn", awp=True),
+    Case("free", "approximate", "linear", "mlp"),
     Case("st", "exact", "linear", "bn", dtype=torch.float32),  # no attack: where it rounds, a sign may turn
     Case("trades", "exact", "linear", "bn", synchronized=False),
 ]
@@ -156,7 +161,13 @@ def trained(case: Case, device: str = "cpu", *, rank: int = 0, processes: int = 
         for network in state.nets.all().values():
             share_batch_norms(network)
     batches = Batches(
-        data=data, batch_size=BATCH, seed=3, augmentation=CropFlip(padding=1), rank=rank, processes=processes
+        data=data,
+        batch_size=BATCH,
+        seed=3,
+        augmentation=CropFlip(padding=1),
+        replays=make_batches(config, data).replays,
+        rank=rank,
+        processes=processes,
     )
     _train(state, config, batches, case.dtype)
     named = {f"{n}/{key}": value for n, net in enumerate(networks) for key, value in net.state_dict().items()}
@@ -167,7 +178,8 @@ def trained(case: Case, device: str = "cpu", *, rank: int = 0, processes: int = 
 def _train(state: TrainState, config: RunConfig, batches: Batches, dtype: torch.dtype) -> None:
     steps = EagerSteps(state, state.nets, config)
     for epoch in range(EPOCHS):
-        state.sums = {}
+        if epoch:
+            state.end_epoch()
         for batch in batches.epoch(epoch):
             context = StepContext(seed=3, epoch=epoch, step=batch.step, steps_per_epoch=batches.steps_per_epoch)
             steps(Batch(batch.step, batch.indices, batch.images.to(dtype), batch.labels, batch.share), context)

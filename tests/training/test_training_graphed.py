@@ -13,7 +13,7 @@ from widemargin.engine import Plan
 from widemargin.recipes import find_recipe
 from widemargin.training import StepContext, graphed_step
 from widemargin.training.graphed_step import CopyInputs, GatherInputs, GraphedSteps, batch_key, inputs_for
-from widemargin.training.setup import make_state
+from widemargin.training.setup import make_batches, make_state
 from widemargin.training.step import EagerSteps, set_learning_rate
 
 RANDOM = 'objective={kind="adversarial", attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}}'
@@ -21,6 +21,14 @@ FALLING = 'schedule={kind="steps", milestones=[1, 2], factor=0.1}'
 METHODS = {
     "nothing is drawn": ((), set()),
     "an attack draws": ((RANDOM,), {"attack"}),
+    "classes are remembered": (
+        (
+            'objective={kind="ikl", ramp=3, attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, '
+            'random_start="gaussian"}}',
+        ),
+        {"attack"},
+    ),
+    "a perturbation is kept": (("objective={kind='free', eps=0.1, replays=2}", "awp={gamma=0.05, start=1}"), set()),
     "AWP begins after an epoch": ((RANDOM, "awp={gamma=0.05, start=1}"), {"attack"}),
     "a penalty draws, every second step, and its weight falls": (
         (RANDOM, f'emr={{kind="stochastic", weight=0.1, every=2, {FALLING}}}'),
@@ -73,7 +81,10 @@ def small(*settings):
 def test_repeated_steps_are_the_plain_ones(method, augmentation):
     settings, drawn = METHODS[method]
     config, data = small(*settings), noise(45)
-    batches = Batches(data=data, batch_size=8, seed=3, augmentation=augmentation)  # the last one is smaller
+    replays = make_batches(config, data).replays
+    batches = Batches(
+        data=data, batch_size=8, seed=3, augmentation=augmentation, replays=replays
+    )  # the last is smaller
     states = [make_state(config, data) for _ in range(2)]
     steps = Repeated(states[0], states[0].nets, config, Plan()), EagerSteps(states[1], states[1].nets, config)
     for epoch in range(6):
@@ -82,6 +93,8 @@ def test_repeated_steps_are_the_plain_ones(method, augmentation):
             for state, step in zip(states, steps, strict=True):
                 set_learning_rate(state.optimizer, 0.1 / (1 + epoch))
                 step(batch, context)
+        for state in states if epoch < 5 else ():
+            state.end_epoch()
     ours, plain = (list(state.nets.model.parameters()) for state in states)
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

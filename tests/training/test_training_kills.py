@@ -26,6 +26,8 @@ METHODS = {
     "awp-averaged": (f'objective={{kind="trades", {KL_ATTACK}}}', "awp={gamma=0.01, start=1}", "averaging={decay=0.9}"),
     "mart": (f'objective={{kind="mart", {ATTACK}}}',),
     "mail": (f'objective={{kind="mail", over="at", slope=10.0, bias=-0.5, burn_in=1, {ATTACK}}}',),
+    "ikl": (f'objective={{kind="ikl", ramp=2, {KL_ATTACK}}}', "awp={gamma=0.01, start=1}"),
+    "free": ('objective={kind="free", eps=0.1, replays=3}', 'watch.margins=["train"]'),
     "lbgat-averaged": (f'objective={{kind="lbgat", {KL_ATTACK}}}', TEACHER, "averaging={decay=0.9}"),
     "he": ('head={kind="hypersphere"}', f'objective={{kind="adversarial", {ATTACK}}}', "averaging={decay=0.9}"),
     "l-softmax": ('head={kind="large-margin", annealing={kind="geometric"}}', 'emr={kind="exact", weight=0.1}'),

@@ -26,6 +26,7 @@ from widemargin.heads.linear import Linear
 from widemargin.models import MODELS
 from widemargin.models.classifier import ModelFactory
 from widemargin.objectives import OBJECTIVES
+from widemargin.objectives.ikl import Ikl
 from widemargin.objectives.lbgat import Lbgat
 from widemargin.objectives.mail import Mail
 from widemargin.objectives.standard import Standard
@@ -394,7 +395,9 @@ def unreached(config: RunConfig) -> list[str]:
     schedules: dict[str, Schedule] = {"optimizer": config.optimizer.schedule}
     schedules |= {name: part.schedule for name in ("emr", "igr") if (part := getattr(config, name)) is not None}
     found = (_unreached_part(f"{name}.schedule", schedule, config.epochs) for name, schedule in schedules.items())
-    return [text for text in found if text]
+    grows = config.objective.ramp if isinstance(config.objective, Ikl) else 0
+    late = f"objective.ramp grows eps for {grows} epochs, the run ends at {config.epochs}: --set objective.ramp=..."
+    return [text for text in (*found, late if grows > config.epochs else "") if text]
 
 
 def _unreached_part(path: str, schedule: Schedule, epochs: int) -> str:

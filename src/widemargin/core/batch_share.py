@@ -94,14 +94,30 @@ def local_rows(whole: Tensor) -> Tensor:
     return whole if share is None else whole[share.rows]
 
 
-def batch_mean(values: Tensor) -> Tensor:
-    """The mean over the whole batch of (B,) values, of which this process has its rows; a constant for the gradient."""
+def batch_sum(values: Tensor) -> Tensor:
+    """The sum of what every process made of its rows of the batch; a constant for the gradient."""
     share = current()
     if share is None or share.repeated:
-        return values.detach().mean()
-    total = values.detach().sum()
+        return values.detach()
+    total = values.detach().clone()
     dist.all_reduce(total)
-    return total / share.total
+    return total
+
+
+def whole_batch(rows: Tensor) -> Tensor:
+    """(rows, ...) -> (B, ...): every process's rows; a constant for the gradient."""
+    share = current()
+    if share is None or share.repeated:
+        return rows.detach()
+    whole = rows.new_zeros(full_batch_shape(rows.shape))
+    whole[share.rows] = rows.detach()
+    dist.all_reduce(whole)
+    return whole
+
+
+def batch_mean(values: Tensor) -> Tensor:
+    """The mean over the whole batch of (B,) values, of which this process has its rows; a constant for the gradient."""
+    return batch_sum(values.sum()) / batch_size(len(values))
 
 
 def part_of_mean(values: Tensor) -> Tensor:

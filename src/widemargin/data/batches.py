@@ -90,11 +90,14 @@ class Batches:
     seed: int
     augmentation: Augmentation = field(default_factory=NoAugmentation)
     drop_last: bool = False
+    replays: int = 1
+    """So many steps in a row have the same batch."""
     rank: int = 0
     processes: int = 1
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)
+        check_count("replays", self.replays)
         if self.drop_last and self.batch_size > len(self.data):
             raise InputError(
                 f"batch_size must be at most {len(self.data)}, the number of images in {self.data.name}, when the last "
@@ -103,9 +106,9 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of batches in an epoch."""
+        """The number of batches in an epoch, every replay counted."""
         whole, rest = divmod(len(self.data), self.batch_size)
-        return whole if self.drop_last or not rest else whole + 1
+        return self.replays * (whole if self.drop_last or not rest else whole + 1)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """The batches of one epoch from ``start_step`` on, exactly as a full epoch would give them."""
@@ -115,9 +118,10 @@ class Batches:
         return (self._batch(order, epoch, step) for step in range(start_step, self.steps_per_epoch))
 
     def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
-        rows = order[step * self.batch_size : (step + 1) * self.batch_size]
+        number = step // self.replays
+        rows = order[number * self.batch_size : (number + 1) * self.batch_size]
         share = share_of(len(rows), rank=self.rank, processes=self.processes)
-        generator = partial(derived, self.seed, "augment", epoch, step)
+        generator = partial(derived, self.seed, "augment", epoch, number)
         return LazyBatch(step, rows, self.data, self.augmentation, generator, share)
 
 

@@ -1,6 +1,8 @@
 """Training objectives: (nets, x, y) -> the loss of each sample."""
 
 from widemargin.objectives.adversarial import Adversarial
+from widemargin.objectives.free import Free
+from widemargin.objectives.ikl import Ikl
 from widemargin.objectives.lbgat import Lbgat
 from widemargin.objectives.mail import Mail
 from widemargin.objectives.mart import Mart
@@ -16,6 +18,8 @@ OBJECTIVES: dict[str, type] = {
     "mail": Mail,
     "lbgat": Lbgat,
     "score": Score,
+    "ikl": Ikl,
+    "free": Free,
 }
 
-__all__ = ["OBJECTIVES", "Adversarial", "Lbgat", "Mail", "Mart", "Score", "Standard", "Trades"]
+__all__ = ["OBJECTIVES", "Adversarial", "Free", "Ikl", "Lbgat", "Mail", "Mart", "Score", "Standard", "Trades"]

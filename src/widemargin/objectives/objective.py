@@ -6,7 +6,7 @@ in the attack's mode: it does not change while the attack climbs.
 """
 
 from collections.abc import Callable
-from typing import Literal, cast, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from widemargin.errors import InputError
 from widemargin.losses import kl_divergence, squared_distance
 from widemargin.types import Attack, Goal, LossAfterAttack, Nets, Outcome
 
+Memory = TypeVar("Memory", bound=nn.Module)
 Inner = Literal["kl", "ce"]
 """What an objective may let its user choose from."""
 InnerProblem = Literal["kl", "ce", "squared"]
@@ -100,6 +101,15 @@ def check_smoothing(owner: str, label_smoothing: float) -> None:
     is_valid: Callable[[float], bool] = lambda share: 0 <= share < 1  # noqa: E731
     rule, hint = "a number in [0, 1)", "0.1 is usual, 0 smooths nothing"
     check_number(f"{owner}.label_smoothing", label_smoothing, is_valid=is_valid, rule=rule, hint=hint)
+
+
+def memory_of(owner: str, nets: Nets, kind: type[Memory]) -> Memory:
+    """What the objective keeps from step to step."""
+    if not isinstance(nets.memory, kind):
+        raise InputError(
+            f"{owner} keeps something from step to step; give it Nets(model, memory=...), made once by its make_memory"
+        )
+    return nets.memory
 
 
 def check_weight(name: str, weight: float) -> None:

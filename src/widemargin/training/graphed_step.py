@@ -304,7 +304,7 @@ def make_steps(plan: Plan, state: TrainState, config: RunConfig) -> Steps:
     if plan.engine == "fast":
         state.lay_out(channels_last=plan.channels_last)
         teacher = None if nets.teacher is None else FastNetwork(nets.teacher, plan)
-        nets = Nets(model=FastNetwork(nets.model, plan), teacher=teacher)
+        nets = Nets(model=FastNetwork(nets.model, plan), teacher=teacher, memory=nets.memory)
         if plan.graphs:
             return GraphedSteps(state, nets, config, plan)
     return EagerSteps(state, nets, config, plan)

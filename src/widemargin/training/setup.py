@@ -18,7 +18,7 @@ from widemargin.errors import InputError, WidemarginWarning
 from widemargin.models.classifier import build_model
 from widemargin.optimizers import make_optimizer
 from widemargin.training.state import TrainState, has_statistics, make_average
-from widemargin.types import Nets
+from widemargin.types import HasMemory, Nets, Replays
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,13 @@ def make_augmentation(config: DataConfig) -> Augmentation:
 
 def make_batches(config: RunConfig, train: ImageSet) -> Batches:
     """The training batches."""
+    objective = config.objective
     return Batches(
-        data=train, batch_size=config.batch_size, seed=config.seed, augmentation=make_augmentation(config.data)
+        data=train,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        augmentation=make_augmentation(config.data),
+        replays=objective.replays if isinstance(objective, Replays) else 1,
     )
 
 
@@ -104,7 +109,11 @@ def make_state(config: RunConfig, train: ImageSet) -> TrainState:
     if config.teacher is not None:
         seed = randomness.derived_seed(config.seed, "teacher")
         teacher = build(config.teacher, seed=seed).to(train.device).train()
-    nets = Nets(model=model.train(), teacher=teacher)
+    memory = None
+    if isinstance(config.objective, HasMemory):
+        sizes = {"num_classes": train.num_classes, "batch_size": config.batch_size}
+        memory = config.objective.make_memory(image_shape=train.image_shape, **sizes).to(train.device)
+    nets = Nets(model=model.train(), teacher=teacher, memory=memory)
     _check_storable(nets)
     averaging, optimizer = config.averaging, make_optimizer(nets.all().values(), config.optimizer)
     if averaging is None:

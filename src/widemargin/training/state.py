@@ -27,7 +27,7 @@ from widemargin.distributed.group import Processes
 from widemargin.distributed.sync_batch_norm import STATISTICS
 from widemargin.errors import InputError
 from widemargin.training.nonfinite import NO_GUARD, Guard
-from widemargin.types import AfterAverage, Nets
+from widemargin.types import AfterAverage, AfterEpoch, Nets
 
 Tensors = dict[str, Tensor]
 MOMENTUM = "momentum_buffer"
@@ -93,6 +93,12 @@ class TrainState:
             total = value.detach().sum(dtype=torch.float64)
             self.sums[name] = self.sums[name] + total if name in self.sums else total
 
+    def end_epoch(self) -> None:
+        """The epoch's steps are done and measured."""
+        self.epoch, self.step, self.sums = self.epoch + 1, 0, {}
+        if issubclass(type(self.nets.memory), AfterEpoch):
+            cast(AfterEpoch, self.nets.memory).after_epoch()
+
     def lay_out(self, *, channels_last: bool) -> None:
         """Put convolution weights, their momenta and their averages into the layout convolutions prefer."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -146,7 +152,8 @@ class TrainState:
                 yield f"{net_name}/{name}", parameter
 
     def _other_networks(self) -> dict[str, nn.Module]:
-        """Those whose weights are not the checkpoint's own: a teacher, and of model and average the other one."""
+        """Those whose weights are not the checkpoint's own: a teacher, an objective's memory, and of model and average
+        the other one."""
         networks = self.nets.all() | ({} if self.average is None else {"average": self.average})
         return {name: net for name, net in networks.items() if net is not self.eval_model}
 

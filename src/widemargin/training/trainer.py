@@ -248,7 +248,7 @@ def finish_epoch(state: TrainState, run: RunContext, display: TrainingDisplay, *
         _save_in_mid_epoch(state, run)  # every step of the epoch is done; what was measured will be measured again
         return
     line |= measured | {f"{AVERAGED}_{name}": value for name, value in of_averaged.items()}
-    state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
+    state.end_epoch()
     scores, averaged_scores = (
         {key: value for key, value in found.items() if key.startswith(("validation_", "test_"))}
         for found in (measured, of_averaged)
