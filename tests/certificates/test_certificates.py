@@ -328,6 +328,14 @@ class Peeking(nn.Module):
             return self.fc(x)
         if self.how == "noise":
             return self.fc(x) + torch.randn(3, dtype=x.dtype)
+        if self.how == "mean of the batch":
+            return self.fc(x - x.mean(0, keepdim=True))
+        if self.how == "another image":
+            return self.fc(x.flip(0))
+        if self.how == "images joined":
+            return self.fc(torch.cat([x, 1 - x])).unflatten(0, (2, -1)).mean(0)
+        if self.how == "statistics of the batch":
+            return self.fc(F.batch_norm(x, None, None, training=True))
         if self.how == "detour":
             return self.fc(x.float().to(x.dtype)) if x.dtype == torch.float64 else self.fc(x)
         return self.fc(torch.where(x > 0.5, x, 0.5 * x))
@@ -346,6 +354,10 @@ class Peeking(nn.Module):
         (lambda: Peeking("branch"), "detach of an activation"),
         (lambda: Peeking("detour"), "float gives torch.float32"),
         (lambda: Peeking("noise"), "other logits each time"),
+        (lambda: Peeking("mean of the batch"), r"mean makes \(1, 9\) of 2 images"),
+        (lambda: Peeking("another image"), "or beside other images"),
+        (lambda: Peeking("images joined"), r"unflatten makes \(2, 1, 3\) of 1 images"),
+        (lambda: Peeking("statistics of the batch"), "more than 1 value per channel"),
     ],
 )
 def test_what_cannot_be_bounded_is_refused_by_name(model: Callable[[], nn.Module], words: str) -> None:

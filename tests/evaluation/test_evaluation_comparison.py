@@ -62,6 +62,15 @@ def test_a_model_against_itself_shows_no_difference() -> None:
     assert "no difference is seen" in found.sentence()
 
 
+def test_a_handful_of_images_decides_nothing_though_the_bootstrap_leaves_out_zero() -> None:
+    every = torch.ones(10_000, dtype=torch.bool)
+    for lost, decided in ((5, False), (6, True)):  # p is 2 / 2^lost
+        found = compare_judged([judged("a", every)], [judged("b", torch.arange(10_000) >= lost)])
+        assert found.low > 0
+        assert found.decided == decided
+        assert ("no difference is seen" in found.sentence()) != decided
+
+
 def test_the_sentence_names_the_better_model_whichever_comes_first() -> None:
     good, bad = torch.arange(1000) % 10 > 0, torch.arange(1000) % 2 > 0
     for first, second in ((good, bad), (bad, good)):

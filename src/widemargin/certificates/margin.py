@@ -118,12 +118,13 @@ def _certified(model: nn.Module, x: Tensor, y: Tensor, norm: Norm, method: Metho
 
 
 def _check_repeats(model: nn.Module, network: Network) -> None:
-    """What a forward draws or remembers is not the network that was read."""
-    again = logits_of(model(network.x))
+    """What a forward draws or remembers, or takes from the images beside one, is not the network that was read."""
+    x = network.x
+    again = logits_of(model(torch.cat([1 - x, x])))[len(x) :]
     if not torch.allclose(again, network.logits, rtol=1e-9, atol=1e-9, equal_nan=True):
         raise InputError(
-            f"{OWNER}: the model gives other logits each time it is called; a certificate is for one function, so take "
-            "the random or changing part out"
+            f"{OWNER}: the model gives other logits each time it is called, or beside other images; a certificate is "
+            "for one function of one image, so take the random, changing or shared part out"
         )
 
 

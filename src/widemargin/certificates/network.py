@@ -237,8 +237,12 @@ def read_network(model: nn.Module, x: Tensor, *, owner: str) -> Network:
                 with torch.no_grad():
                     if call.result.dtype != x.dtype:
                         raise NotSweepable(f"{call.name} gives {call.result.dtype} in a copy of the model in {x.dtype}")
+                    if call.result.shape[:1] != x.shape[:1]:
+                        raise NotSweepable(f"{call.name} makes {tuple(call.result.shape)} of {len(x)} images")
                     steps.append(_step(inputs, number, call))
-    except NotSweepable as reason:
+    except InputError:
+        raise
+    except (NotSweepable, ValueError) as reason:  # a ValueError is torch's, of batch norm without statistics
         raise InputError(
             f"{owner}: cannot bound this model: {reason}; its forward must be made of linear and convolutional layers, "
             "batch norm, ReLU or LeakyReLU, sums, averages and changes of shape"

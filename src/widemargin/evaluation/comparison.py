@@ -91,14 +91,14 @@ class Comparison:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return self.low > 0 or self.high < 0
+        """Whether the interval leaves out zero and the test agrees: of few images the bootstrap alone says too much."""
+        return (self.low > 0 or self.high < 0) and (self.p_value is None or self.p_value < 1 - LEVEL)
 
     def sentence(self) -> str:
         """The answer in one sentence."""
         unit, spell = ("", "{:.4g}") if self.by in NUMBERS else (" points", "{:.2f}")
         shown = [spell.format(value) for value in (self.value_first, self.value_second, abs(self.difference))]
-        ends = sorted(abs(end) for end in (self.low, self.high)) if self.decided else [self.low, self.high]
+        ends = sorted([abs(self.low), abs(self.high)]) if self.decided else [self.low, self.high]
         interval = " to ".join(spell.format(end) for end in ends)
         over = f"{self.seeds} seeds" if self.seeds > 1 else f"{self.images:,} images"
         test = "" if self.p_value is None else f", p {_p(self.p_value)}"
