@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from widemargin.errors import InputError
-from widemargin.evaluation.comparison import JudgedImages, compare_judged, mcnemar, wilson
+from widemargin.evaluation.comparison import JudgedImages, _t, compare_judged, mcnemar, wilson
 
 
 def judged(name: str, right: torch.Tensor, seed: int | None = None, **more: torch.Tensor) -> JudgedImages:
@@ -96,14 +96,38 @@ def test_seeds_are_paired_and_their_interval_is_students() -> None:
     assert unpaired.high - unpaired.low > found.high - found.low
 
 
+@pytest.mark.parametrize("freedom", [1, 2, 5, 15, 16, 30, 200])
+def test_the_quantile_of_students_t_leaves_out_a_fortieth(freedom: int) -> None:
+    t = np.linspace(0, _t(freedom), 200_001)
+    density = (1 + t**2 / freedom) ** (-(freedom + 1) / 2)
+    logs = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    assert math.exp(logs) * np.trapezoid(density, t) == pytest.approx(0.475, abs=1e-4)
+
+
+def test_seeds_that_are_not_the_same_have_welchs_interval() -> None:
+    """Squared standard errors add up; the degrees of freedom are Satterthwaite's, rounded down."""
+
+    def side(name: str, counts: list[int], first: int) -> list[JudgedImages]:
+        return [judged(f"{name}/{n}", torch.arange(1000) < count, seed=first + n) for n, count in enumerate(counts)]
+
+    a, b = [700, 740, 720, 760], [650, 655, 645]
+    found = compare_judged(side("a", a, 0), side("b", b, 10))
+    variances = [np.var(np.array(counts) / 10, ddof=1) / len(counts) for counts in (a, b)]
+    freedom = sum(variances) ** 2 / (variances[0] ** 2 / 3 + variances[1] ** 2 / 2)
+    assert int(freedom) == 3
+    assert not found.paired
+    assert found.difference == pytest.approx(73.0 - 65.0)
+    assert found.high - found.difference == pytest.approx(3.182 * math.sqrt(sum(variances)))
+
+
 def test_numbers_are_paired_over_images_that_both_classify_correctly() -> None:
-    values = torch.tensor([1.0, 2.0, 3.0, math.inf, 5.0])
-    a = judged("a", torch.ones(5, dtype=torch.bool), margin=values + 0.5)
-    b = judged("b", torch.ones(5, dtype=torch.bool), margin=values)
+    values = torch.tensor([1.0, 2.0, 3.0, math.inf, 4.0, 5.0, 6.0, 7.0])
+    a = judged("a", torch.ones(8, dtype=torch.bool), margin=values + 0.5)
+    b = judged("b", torch.ones(8, dtype=torch.bool), margin=values)
     found = compare_judged([a], [b], by="margin")
-    assert (found.images, found.only_first, found.only_second) == (4, 4, 0)
+    assert (found.images, found.only_first, found.only_second) == (7, 7, 0)
     assert found.difference == pytest.approx(0.5)
-    assert "By margin a is ahead of b: 3.25 against 2.75, 0.5 more" in found.sentence()
+    assert "By margin a is ahead of b: 4.5 against 4, 0.5 more" in found.sentence()
 
 
 def test_without_a_name_the_strongest_common_attack_is_compared() -> None:
