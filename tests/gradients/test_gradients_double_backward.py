@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from oracles import assert_all_close, exact_emr_slowly, images, labels, parameter_gradients, seeded, troublesome_net
 from widemargin import InputError
 from widemargin.gradients.double_backward import differentiable_twice
-from widemargin.gradients.squared_norms import by_double_backward
+from widemargin.gradients.penalties import by_double_backward
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "F.relu": F.relu,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from oracles import Network, assert_all_close, images, relu_net, seeded, smooth_net
 from widemargin import InputError
-from widemargin.gradients.squared_norms import by_double_backward, by_sweeps
+from widemargin.gradients.penalties import by_double_backward, by_sweeps
 from widemargin.gradients.sweeps.tape import EagerSweeps
 
 NETS = {"relu": relu_net, "smooth": smooth_net}

@@ -28,7 +28,7 @@ missing, wasteful or silently wrong are replaced; nothing is compiled, checkpoin
 worth of work per vector for fully connected networks, six for convolutional ones (torch's second derivative of a
 convolution computes more than is asked for), and memory for a graph of second order.
 
-``squared_norms`` chooses: sweeps, else double backward, with the same refusals, chunks of vectors and promises:
+``penalties`` chooses: sweeps, else double backward, with the same refusals, chunks of vectors and promises:
 
 - Both are exact; tests hold them against each other and against the slow Jacobian.
 - The model runs in evaluation mode; its flags, statistics and ``.grad`` are left as they were.

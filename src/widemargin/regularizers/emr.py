@@ -21,7 +21,7 @@ from widemargin.core import randomness
 from widemargin.core.checks import check_count, check_number
 from widemargin.errors import InputError
 from widemargin.gradients.jacobian import EveryClass
-from widemargin.gradients.squared_norms import Cotangents
+from widemargin.gradients.penalties import Cotangents
 from widemargin.regularizers.regularizer import InputGradientPenalty
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from widemargin.core.checks import check_labels
 from widemargin.errors import InputError
-from widemargin.gradients.squared_norms import Cotangents
+from widemargin.gradients.penalties import Cotangents
 from widemargin.regularizers.regularizer import InputGradientPenalty
 
 

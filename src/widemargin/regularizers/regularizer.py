@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.gradients.double_backward import uncompiled
-from widemargin.gradients.squared_norms import Cotangents, squared_input_gradients, squared_input_gradients_value
+from widemargin.gradients.penalties import Cotangents, input_gradient_penalty, input_gradient_penalty_value
 
 
 class InputGradientPenalty:
@@ -22,7 +22,7 @@ class InputGradientPenalty:
     ) -> Tensor:
         """(B,), differentiable in the parameters."""
         cotangents, at_once = self._cotangents(x, y, generator), self._at_once(training=True)
-        return squared_input_gradients(
+        return input_gradient_penalty(
             type(self).__name__, model, x, cotangents, at_once=at_once, constant=self.constant
         )
 
@@ -32,7 +32,7 @@ class InputGradientPenalty:
     ) -> Tensor:
         """(B,), without a graph."""
         cotangents, at_once = self._cotangents(x, y, generator), self._at_once(training=False)
-        return squared_input_gradients_value(type(self).__name__, model, x, cotangents, at_once=at_once)
+        return input_gradient_penalty_value(type(self).__name__, model, x, cotangents, at_once=at_once)
 
     def _cotangents(self, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> Cotangents:
         """logits (B, K) -> the vectors c (M, B, K)."""

@@ -38,7 +38,7 @@ Cotangents = Callable[[Tensor], Rows]
 """logits (B, K) -> (M, B, K)."""
 
 
-def squared_input_gradients(
+def input_gradient_penalty(
     owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, *, at_once: int = 16, constant: bool = True
 ) -> Tensor:
     """(B,), differentiable in the parameters; the model runs in evaluation mode and is left as it was.
@@ -61,7 +61,7 @@ def squared_input_gradients(
     return within
 
 
-def squared_input_gradients_value(
+def input_gradient_penalty_value(
     owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, *, at_once: int = 16
 ) -> Tensor:
     """(B,), without a graph."""
