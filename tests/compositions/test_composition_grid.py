@@ -56,6 +56,8 @@ REGULARIZER_CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "approximate": lambda at: {"emr": EMRConfig(kind="approximate", weight=0.1, temperature=1.0, at=at)},
     "stochastic": lambda at: {"emr": EMRConfig(kind="stochastic", weight=0.01, projections=2, at=at)},
     "igr": lambda at: {"igr": IGRConfig(weight=0.1, at=at)},
+    "exact-linf": lambda at: {"emr": EMRConfig(kind="exact", weight=1e-4, norm="linf", at=at)},
+    "igr-l1": lambda at: {"igr": IGRConfig(weight=6 / 255, norm="linf", squared=False, at=at)},
 }
 PENALTY_CASES: dict[str, dict[str, Any]] = {"none": {}} | {
     f"{name}-{at}": make(at) for name, make in REGULARIZER_CASES.items() for at in ("clean", "adversarial")

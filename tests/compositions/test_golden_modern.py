@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oracles import assert_close_to_largest, golden, modern_net, parameter_gradients, under
+from oracles import Network, assert_close_to_largest, golden, modern_net, parameter_gradients, under
 from widemargin import FGSM, PGD, losses
 from widemargin.attacks.pgd import fgsm_rs, n_fgsm
 from widemargin.objectives import Adversarial, Score, Trades
+from widemargin.regularizers import InputGradient
 from widemargin.types import Nets, Objective, Outcome
 
 F64, F32 = torch.float64, torch.float32
@@ -138,3 +139,26 @@ def test_ikl(version: str, number: int, rows: str, dtype: torch.dtype) -> None:
     check(total, f"{case}/total", dtype, f64=1e-10, f32=1e-5)
     for name, found in zip(("dclean", "dadv"), torch.autograd.grad(total, (clean, adv)), strict=True):
         check(found, f"{case}/{name}", dtype, f64=1e-10, f32=1e-5)
+
+
+# Rodriguez-Munoz et al. (2024): the L1 norm of the loss's input gradient
+
+
+@DTYPES
+@pytest.mark.parametrize(("step", "ramp"), [(0, 1.0), (1, 0.4)])
+@pytest.mark.parametrize("net", ["cnn_relu", "cnn_gelu", "mlp_relu"])
+def test_gradient_norm_of_rodriguez_munoz(net: str, step: int, ramp: float, dtype: torch.dtype) -> None:
+    """Theirs is of normalized images, ours of pixels behind a normalization; at 0.8 of the loss they are the same."""
+    model, x, y = modern_net(net, dtype)
+    case, mean, std = f"dbp/{net}/DBP_a{step}", 0.4, 0.225
+    f64, f32 = 1e-7, 1e-5  # the stored targets are float32
+    regularizer = InputGradient(norm="linf", squared=False, label_smoothing=0.1)
+    whole, pixels = Network(lambda self, images: self.model((images - mean) / std), model=model), mean + std * x
+    whole.eval()
+    ce, length = losses.cross_entropy(whole(pixels), y, 0.1).mean(), regularizer(whole, pixels, y).mean()
+    check(ce, f"{case}/ce", dtype, f64=f64, f32=f32)
+    check(4 / 255 * length, f"{case}/reg", dtype, f64=f64, f32=f32)
+    loss = 0.8 * (ce + ramp * 6 / 255 * length)
+    check(loss, f"{case}/loss", dtype, f64=f64, f32=f32)
+    for name, gradient in parameter_gradients(model, loss).items():
+        check(gradient, f"{case}/grad/{name}", dtype, f64=f64, f32=1e-4)

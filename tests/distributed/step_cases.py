@@ -50,6 +50,10 @@ PENALTIES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "approximate": lambda at: {"emr": EMRConfig(kind="approximate", weight=0.1, scaling="released", at=at)},
     "stochastic": lambda at: {"emr": EMRConfig(kind="stochastic", weight=0.01, projections=2, every=2, at=at)},
     "igr": lambda at: {"igr": IGRConfig(weight=0.1, at=at)},
+    "linf": lambda at: {
+        "emr": EMRConfig(kind="stochastic", weight=1e-4, projections=2, norm="linf", at=at),
+        "igr": IGRConfig(weight=6 / 255, norm="linf", squared=False, at=at),
+    },
 }
 HEADS: dict[str, Any] = {
     "linear": Linear(),
@@ -138,6 +142,7 @@ FEW = [
     Case("ikl", "exact", "linear", "bn", awp=True),
     Case("free", "none", "linear", "bn", awp=True),
     Case("free", "approximate", "linear", "mlp"),
+    Case("at", "linf", "he", "bn"),
     Case("st", "exact", "linear", "bn", dtype=torch.float32),  # no attack: where it rounds, a sign may turn
     Case("trades", "exact", "linear", "bn", synchronized=False),
 ]

@@ -21,18 +21,18 @@ def test_every_block_runs_and_both_losses_train(capsys, tmp_path, monkeypatch):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
     names = {"model": model, "x": torch.rand(6, 3, 8, 8), "y": torch.arange(6) % 5}
     names["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert len(BLOCKS) == 5
-    for block in BLOCKS[:3]:
+    assert len(BLOCKS) == 6
+    for block in BLOCKS[:4]:
         model.zero_grad()
         exec(block, names)
         assert all(parameter.grad is not None for parameter in model.parameters())
-    exec(BLOCKS[3], names)
+    exec(BLOCKS[4], names)
     assert names["margins"].shape == (6,)
     assert "pgd20" in capsys.readouterr().out
     small = ["epochs=1", "data.train_limit=40", "data.test_limit=20", "model.hidden=[8]", "watch.margins=[]"]
     trained = train(with_overrides(find_recipe("demo/plain").config, small), out=tmp_path / "runs" / "st-emr")
     monkeypatch.chdir(tmp_path)
-    exec(BLOCKS[4], names)
+    exec(BLOCKS[5], names)
     weights = names["weights"]
     assert not names["model"].training
     kept = load_checkpoint(trained.folder / "last.safetensors").weights

@@ -89,12 +89,15 @@ OBJECTIVES = {
     "mail": Mail(attack=PLAIN, over="at", slope=5.0, bias=-0.05, burn_in=1),
     "lbgat": Lbgat(attack=RANDOM, beta=1.0),
 }
+RODRIGUEZ_MUNOZ: Any = {"weight": 0.02, "norm": "linf", "squared": False, "label_smoothing": 0.1}
 PENALTIES = {
     "none": {},
     "exact": {"emr": EMRConfig(kind="exact", weight=0.01)},
     "approximate": {"emr": EMRConfig(kind="approximate", weight=0.1)},
     "stochastic": {"emr": EMRConfig(kind="stochastic", weight=0.01, every=2)},
     "igr": {"igr": IGRConfig(weight=0.1)},
+    "linf": {"emr": EMRConfig(kind="exact", weight=1e-4, norm="linf"), "igr": IGRConfig(**RODRIGUEZ_MUNOZ)},
+    "stochastic-linf": {"emr": EMRConfig(kind="stochastic", weight=1e-4, norm="linf")},
     "both": {"emr": EMRConfig(kind="approximate", weight=0.1), "igr": IGRConfig(weight=0.1)},
     "awp": {"awp": AWPConfig(gamma=0.01)},
     "awp-approximate": {"emr": EMRConfig(kind="approximate", weight=0.1), "awp": AWPConfig(gamma=0.01)},

@@ -94,6 +94,8 @@ REGULARIZERS = {
     "exact in chunks": ExactEMR(classes_at_once=2),
     "approximate": ApproximateEMR(),
     "igr": InputGradient(),
+    "exact, linf": ExactEMR(norm="linf"),
+    "igr, L1": InputGradient(norm="linf", squared=False),
 }
 
 

@@ -51,6 +51,9 @@ REGULARIZERS = {
     "approximate": ApproximateEMR(),
     "stochastic": StochasticEMR(),
     "igr": InputGradient(),
+    "exact, linf": ExactEMR(norm="linf"),
+    "stochastic, linf": StochasticEMR(norm="linf"),
+    "igr, L1": InputGradient(norm="linf", squared=False),
 }
 
 
@@ -66,7 +69,7 @@ WIDE = torch.float64  # an attack takes signs; in float64 rounding does not turn
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("penalties", ["none", "approximate", "stochastic", "awp-approximate"])
+@pytest.mark.parametrize("penalties", ["none", "approximate", "stochastic", "stochastic-linf", "awp-approximate"])
 def test_a_captured_trajectory_equals_one_that_is_not(
     objective: str, penalties: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +84,7 @@ def test_a_captured_trajectory_equals_one_that_is_not(
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "wide", "leaky"])
-@pytest.mark.parametrize("penalties", [name for name in PENALTIES if name != "stochastic"])
+@pytest.mark.parametrize("penalties", [name for name in PENALTIES if not name.startswith("stochastic")])
 @pytest.mark.parametrize("objective", ["st", "at"])
 def test_fast_equals_eager(model: str, objective: str, penalties: str) -> None:
     config = run_of(model, objective, penalties)

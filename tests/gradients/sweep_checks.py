@@ -20,6 +20,8 @@ PENALTIES = {
     "exact in chunks": ExactEMR(classes_at_once=2),
     "stochastic": StochasticEMR(projections=2),
     "input gradient": InputGradient(),
+    "exact in chunks, linf": ExactEMR(classes_at_once=2, norm="linf"),
+    "input gradient, L1": InputGradient(norm="linf", squared=False),
 }
 
 
@@ -73,6 +75,8 @@ def penalties_slowly(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         "exact in chunks": exact,
         "stochastic": _of(directions, rows),
         "input gradient": _of(error[None], rows),
+        "exact in chunks, linf": rows.abs().sum(2).square().sum(1),
+        "input gradient, L1": torch.einsum("bk,bkd->bd", error, rows).abs().sum(1),
     }
 
 

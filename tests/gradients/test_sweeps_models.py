@@ -144,9 +144,10 @@ def test_autocast(name: str, activation: type[nn.Module]) -> None:
     slow = penalties_slowly(wide, x.double())[name]
     assert penalty.dtype == torch.float32
     assert_close_to_largest(penalty.detach(), slow.detach(), 0.05)
+    tolerance = 0.2 if "linf" in name else 0.1  # rounding turns the sign of small slopes
     for key, right in gradients_of(wide, slow).items():
         assert gradients[key].dtype == torch.float32
-        assert_close_to_largest(gradients[key], right, 0.1)
+        assert_close_to_largest(gradients[key], right, tolerance)
 
 
 def test_operators_are_differentiated_under_the_autocast_they_ran_in() -> None:

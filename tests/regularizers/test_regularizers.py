@@ -25,9 +25,10 @@ from oracles import (
 )
 from widemargin import ApproximateEMR, ExactEMR, InputError, StochasticEMR, effective_margin
 from widemargin.gradients.jacobian import logit_jacobian
+from widemargin.gradients.norms import DualNorm
 from widemargin.gradients.sweeps.tape import EagerSweeps, Tape
 from widemargin.regularizers import InputGradient
-from widemargin.regularizers.emr import orthonormal_directions
+from widemargin.regularizers.emr import orthonormal_directions, random_classes
 
 CASES = {
     "smooth": (smooth_net, (1, 3, 5)),
@@ -284,6 +285,125 @@ def test_directions_are_orthonormal_and_turned_uniformly(count: int) -> None:
     torch.testing.assert_close(second_moment, torch.eye(5, dtype=torch.float64) / 5, rtol=0, atol=0.01)
 
 
+# In the norm dual to the threat's
+
+
+NORMS = [("l2", True), ("l2", False), ("linf", True), ("linf", False)]
+
+
+def length_slowly(g: Tensor, norm: str, squared: bool) -> Tensor:
+    """(..., D) -> (...)."""
+    length = g.abs().sum(-1) if norm == "linf" else g.square().sum(-1).sqrt()
+    return length**2 if squared else length
+
+
+def rows_with_graph(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (B, K) and input gradients (B, K, D), one sample and one class at a time."""
+    pairs = [jacobian_rows(model, sample, create_graph=True) for sample in x.split(1)]
+    logits, rows = (torch.stack(each) for each in zip(*pairs, strict=True))
+    return logits, rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("norm", "squared"), NORMS)
+def test_a_norm_and_its_slope(norm: Any, squared: bool, dtype: torch.dtype) -> None:
+    drawn = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    drawn[1, 2] = 0.0  # a gradient that has vanished
+    g = drawn.double().requires_grad_()
+    expected = torch.stack(
+        [sum(length_slowly(part, norm, squared) for part in of_sample.flatten(1)) for of_sample in g.transpose(0, 1)]
+    )
+    dual, weights = DualNorm(norm=norm, squared=squared), SAMPLE_WEIGHTS.to(expected.dtype)
+    tolerance = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 2e-2, "atol": 1e-2}
+    torch.testing.assert_close(dual.total(drawn).double(), expected.detach(), **tolerance)
+    (slope,) = torch.autograd.grad((expected * weights).sum(), g)
+    found = dual.slope(drawn, weights.to(torch.promote_types(dtype, torch.float32)))
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), slope.nan_to_num(0.0), **tolerance)
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["sweeps", "double backward"])
+@pytest.mark.parametrize("net", CASES)
+@pytest.mark.parametrize(
+    ("penalty", "squared"),
+    [
+        (ExactEMR(norm="linf"), True),
+        (ExactEMR(norm="linf", classes_at_once=2), True),
+        (ApproximateEMR(norm="linf", temperature=0.7), True),
+        (InputGradient(norm="linf"), True),
+        (InputGradient(norm="linf", squared=False, label_smoothing=0.2), False),
+        (InputGradient(norm="l2", squared=False), False),
+    ],
+    ids=str,
+)
+def test_dual_norms(penalty: Any, squared: bool, net: str, hooked: bool) -> None:
+    model, x = case(net)
+    logits, rows = rows_with_graph(model, x)
+    num_classes = logits.shape[1]
+    y = labels(3, num_classes)
+    if isinstance(penalty, ExactEMR):
+        expected = length_slowly(rows, "linf", True).sum(1)
+    elif isinstance(penalty, ApproximateEMR):
+        vectors = torch.softmax(logits.detach() / 0.7, 1)
+        expected = length_slowly(torch.einsum("bk,bkd->bd", vectors, rows), "linf", True)
+    else:
+        smooth = penalty.label_smoothing
+        target = (1 - smooth) * nn.functional.one_hot(y, num_classes).double() + smooth / num_classes
+        gradients = torch.einsum("bk,bkd->bd", torch.softmax(logits, 1) - target, rows)
+        expected = length_slowly(gradients, penalty.norm, squared)
+    if hooked:
+        model.register_full_backward_hook(lambda *_: None)
+    check_against(model, penalty(model, x, y), expected)
+    torch.testing.assert_close(penalty.value(model, x, y), expected.detach(), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("net", CASES)
+def test_stochastic_of_linf_with_all_classes_is_exact(net: str) -> None:
+    model, x = case(net)
+    num_classes = model(x).shape[1]
+    expected = length_slowly(rows_with_graph(model, x)[1], "linf", True).sum(1)
+    check_against(model, StochasticEMR(projections=num_classes, norm="linf")(model, x), expected)
+
+
+@pytest.mark.parametrize("projections", [1, 3])
+def test_stochastic_of_linf_is_unbiased(projections: int) -> None:
+    model, x, draws = smooth_net(), images(2, 1, 3, 5), 4000
+    exact = ExactEMR(norm="linf").value(model, x)
+    estimates = StochasticEMR(projections=projections, seed=5, norm="linf").value(model, x.repeat(draws, 1, 1, 1))
+    estimates = estimates.view(draws, 2)
+    errors = estimates.std(0) / math.sqrt(draws)
+    assert (errors < 0.05 * exact).all()
+    assert ((estimates.mean(0) - exact).abs() < 4 * errors).all()
+
+
+def test_stochastic_of_linf_where_turned_directions_would_be_biased() -> None:
+    """J = 1: directions (cos a, sin a) have 2 (|cos a| + |sin a|)^2, 3.27 in the mean; the classes' own have 2."""
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False)).double(), images(50, 1, 1, 2)
+    with torch.no_grad():
+        model[1].weight.copy_(torch.eye(2))
+    estimates = StochasticEMR(seed=0, norm="linf").value(model, x)
+    torch.testing.assert_close(estimates, torch.full((50,), 2.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_random_classes_differ_and_are_as_likely(count: int) -> None:
+    drawn = random_classes(torch.zeros(6000, 5, dtype=torch.float64), count, torch.Generator().manual_seed(0))
+    assert drawn.shape == (count, 6000, 5)
+    assert set(drawn.unique().tolist()) == {0.0, 1.0}
+    assert torch.equal(drawn.sum(2), torch.ones(count, 6000, dtype=torch.float64))
+    assert int(drawn.sum(0).max()) == 1
+    torch.testing.assert_close(drawn.mean((0, 1)), torch.full((5,), 0.2, dtype=torch.float64), rtol=0, atol=0.02)
+
+
+def test_an_l1_norm_of_a_dead_image_has_a_gradient_of_zeros() -> None:
+    model, x = relu_net(), images(2, 1, 3, 5)
+    with torch.no_grad():
+        model[1].bias.fill_(-100.0)  # no unit is active
+    for penalty in (ExactEMR(norm="linf"), InputGradient(norm="linf", squared=False), InputGradient(squared=False)):
+        for gradient in parameter_gradients(model, penalty(model, x, labels(2, 4)).sum()).values():
+            assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
 # Of the cross-entropy
 
 
@@ -317,6 +437,9 @@ def test_more_projections_than_classes_are_refused() -> None:
             lambda: StochasticEMR(projections=0),
             r"StochasticEMR.projections must be a whole number of at least 1, got 0",
         ),
+        (lambda: ExactEMR(norm="l1"), r"ExactEMR.norm must be one of 'linf', 'l2', got 'l1'"),
+        (lambda: InputGradient(norm="l1"), r"InputGradient.norm must be one of 'linf', 'l2', got 'l1'"),
+        (lambda: InputGradient(label_smoothing=1.0), r"InputGradient.label_smoothing must be a number in \[0, 1\)"),
         (lambda: ExactEMR(classes_at_once=0), r"ExactEMR.classes_at_once must be a whole number of at least 1, got 0"),
     ],
 )
@@ -325,7 +448,11 @@ def test_bad_settings_are_refused(make: Callable[[], object], message: str) -> N
         make()
 
 
-@pytest.mark.parametrize("emr", [ExactEMR(), ApproximateEMR(), StochasticEMR(seed=0)], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "emr",
+    [ExactEMR(), ApproximateEMR(), StochasticEMR(seed=0), ExactEMR(norm="linf"), StochasticEMR(seed=0, norm="linf")],
+    ids=lambda emr: f"{type(emr).__name__} {emr.norm}",
+)
 class TestCommonPromises:
     def test_labels_are_not_used(self, emr: ExactEMR | ApproximateEMR | StochasticEMR) -> None:
         model, x = relu_net(), images(3, 1, 3, 5)

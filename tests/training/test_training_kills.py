@@ -19,6 +19,7 @@ METHODS = {
     "st": (),
     "st-exact": ('emr={kind="exact", weight=0.1}',),
     "st-approximate-igr": ('emr={kind="approximate", weight=0.1}', "igr={weight=0.1}"),
+    "st-linf": ('emr={kind="stochastic", weight=1e-4, norm="linf"}', 'igr={weight=0.02, norm="linf", squared=false}'),
     "st-stochastic-every-3": ('emr={kind="stochastic", weight=0.1, every=3}', "data.augmentation=crop-flip"),
     "at-margins": (f'objective={{kind="adversarial", {ATTACK}}}', 'watch.margins=["train", "test"]'),
     "trades-averaged": (f'objective={{kind="trades", beta=3.0, {KL_ATTACK}}}', "averaging={decay=0.9}"),

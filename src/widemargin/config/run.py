@@ -216,12 +216,13 @@ FORM_OF = {"temperature": "approximate", "projections": "stochastic"}
 
 @dataclass(frozen=True, kw_only=True)
 class EMRConfig:
-    """Effective margin regularization: which form, how strong, where and when."""
+    """Effective margin regularization: which form, for which threat, how strong, where and when."""
 
     kind: Literal["exact", "approximate", "stochastic"]
     weight: float
     temperature: float | None = None
     projections: int | None = None
+    norm: Norm = added("l2")
     at: Point = "clean"
     scaling: Scaling = "mean"
     every: int = 1
@@ -237,14 +238,20 @@ class EMRConfig:
     def penalty(self) -> Penalty:
         """The penalty this describes."""
         given = {name: value for name in FORM_OF if (value := getattr(self, name)) is not None}
-        return _penalty("emr", FORMS[self.kind](**given), self)
+        return _penalty("emr", FORMS[self.kind](norm=self.norm, **given), self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IGRConfig:
-    """Input-gradient regularization: how strong, where and when."""
+    """Input-gradient regularization: how strong, of which norm, where and when.
+
+    With `norm = "linf"` and `squared = false` it is that of Rodriguez-Munoz et al. (2024); their weight is "6/255".
+    """
 
     weight: float
+    norm: Norm = added("l2")
+    squared: bool = added(True)
+    label_smoothing: float = added(0.0)
     at: Point = "clean"
     scaling: Scaling = "mean"
     every: int = 1
@@ -255,7 +262,8 @@ class IGRConfig:
 
     def penalty(self) -> Penalty:
         """The penalty this describes."""
-        return _penalty("igr", InputGradient(), self)
+        regularizer = InputGradient(norm=self.norm, squared=self.squared, label_smoothing=self.label_smoothing)
+        return _penalty("igr", regularizer, self)
 
 
 def _penalty(name: str, regularizer: Regularizer, how: EMRConfig | IGRConfig) -> Penalty:

@@ -1,4 +1,6 @@
-"""Squared input gradients per sample, P_i = sum_m ||c_im J_i||^2: what every penalty here is, for its own vectors c.
+"""Norms of input gradients per sample, P_i = sum_m ||c_im J_i||^2: what every penalty is, for its own vectors c.
+
+The norm is L2, or another one, not squared perhaps (``norms``); what follows is the same for all.
 
 By sweeps where the tape can account for every operator of the model, by double backward for any other model (the
 package's docstring says when which, and at what cost). Three ``autograd.Function`` carry the gradients: one runs the
@@ -20,6 +22,7 @@ from widemargin.core.modes import copied_buffers, ddp_of, evaluating, outside_in
 from widemargin.errors import InputError
 from widemargin.gradients.double_backward import refuse_coupling_scripts
 from widemargin.gradients.jacobian import in_chunks, logits_and_leaf, vector_jacobian_products
+from widemargin.gradients.norms import DualNorm
 from widemargin.gradients.sweeps.layers import Gradients
 from widemargin.gradients.sweeps.rules import NotSweepable
 from widemargin.gradients.sweeps.tape import EagerSweeps, add_to
@@ -36,10 +39,18 @@ class Rows(Protocol):
 
 Cotangents = Callable[[Tensor], Rows]
 """logits (B, K) -> (M, B, K)."""
+SQUARED_L2 = DualNorm()
 
 
 def input_gradient_penalty(
-    owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, *, at_once: int = 16, constant: bool = True
+    owner: str,
+    model: nn.Module,
+    x: Tensor,
+    cotangents: Cotangents,
+    *,
+    norm: DualNorm = SQUARED_L2,
+    at_once: int = 16,
+    constant: bool = True,
 ) -> Tensor:
     """(B,), differentiable in the parameters; the model runs in evaluation mode and is left as it was.
 
@@ -54,25 +65,33 @@ def input_gradient_penalty(
     warn_of_range(owner, x)
     ddp = ddp_of(model)
     if ddp is None or dist.get_world_size(ddp.process_group) == 1:
-        return _penalty(owner, without_ddp(model), x, cotangents, at_once, constant)
-    penalty = _penalty(owner, ddp.module, x, cotangents, at_once, constant)
+        return _penalty(owner, without_ddp(model), x, cotangents, norm, at_once, constant)
+    penalty = _penalty(owner, ddp.module, x, cotangents, norm, at_once, constant)
     parameters = _leaves_of(penalty)
     within: Tensor = _WithinDDP.apply(owner, ddp, (penalty,), *parameters)  # type: ignore[no-untyped-call]
     return within
 
 
 def input_gradient_penalty_value(
-    owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, *, at_once: int = 16
+    owner: str,
+    model: nn.Module,
+    x: Tensor,
+    cotangents: Cotangents,
+    *,
+    norm: DualNorm = SQUARED_L2,
+    at_once: int = 16,
 ) -> Tensor:
     """(B,), without a graph."""
     with outside_inference_mode():
         with torch.enable_grad():
             logits, leaf = logits_and_leaf(model, x, owner=owner)
         warn_of_range(owner, leaf)
-        return _sum_of_chunks(logits, leaf, cotangents(logits.detach()), at_once)
+        return _sum_of_chunks(logits, leaf, cotangents(logits.detach()), norm, at_once)
 
 
-def _penalty(owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, at_once: int, constant: bool) -> Tensor:
+def _penalty(
+    owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, norm: DualNorm, at_once: int, constant: bool
+) -> Tensor:
     refuse_coupling_scripts(model)
     x = usable(x)
 
@@ -85,12 +104,12 @@ def _penalty(owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, at
             parameters = dict(model.named_parameters())
             trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
             sweeps = model.penalty_stages() if isinstance(model, HasSweeps) else EagerSweeps(model, trained)
-            return by_sweeps(sweeps, parameters, x, checked, at_once=at_once, constant=constant)
+            return by_sweeps(sweeps, parameters, x, checked, norm=norm, at_once=at_once, constant=constant)
     except NotSweepable as exception:
         reason = str(exception)  # and forget the exception: it holds what was recorded
     if isinstance(model, HasSweeps):
         model.note_double_backward(owner, reason)
-    return by_double_backward(owner, model, x, checked, at_once=at_once, constant=constant)
+    return by_double_backward(owner, model, x, checked, norm=norm, at_once=at_once, constant=constant)
 
 
 def _refuse_create_graph(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,6 +138,7 @@ def by_sweeps(
     x: Tensor,
     cotangents: Cotangents,
     *,
+    norm: DualNorm = SQUARED_L2,
     at_once: int = 16,
     constant: bool = True,
 ) -> Tensor:
@@ -129,7 +149,7 @@ def by_sweeps(
     """
     names = tuple(parameters)
     penalty: Tensor = _Swept.apply(  # type: ignore[no-untyped-call]
-        sweeps, names, x, cotangents, at_once, constant, *parameters.values()
+        sweeps, names, x, cotangents, norm, at_once, constant, *parameters.values()
     )
     return penalty
 
@@ -142,11 +162,12 @@ class _Swept(torch.autograd.Function):
         names: tuple[str, ...],
         x: Tensor,
         cotangents: Cotangents,
+        norm: DualNorm,
         at_once: int,
         constant: bool,
         *parameters: Tensor,
     ) -> Tensor:
-        ctx.sweeps, ctx.names = sweeps, names
+        ctx.sweeps, ctx.names, ctx.norm = sweeps, names, norm
         logits, ctx.tape = sweeps.record(x, keep_activations=not constant)
         named = dict(zip(names, parameters, strict=True))
         ctx.read = [name for name in names if name in ctx.tape.reads]
@@ -159,7 +180,7 @@ class _Swept(torch.autograd.Function):
         ctx.chunks = []
         for chunk in in_chunks(len(ctx.vectors), len(ctx.vectors) if whole else at_once):
             g, adjoints = _adjoints(ctx, chunk)
-            total = total + squared_lengths(g)
+            total = total + norm.total(g)
             ctx.chunks.append((chunk, g, adjoints) if whole else (chunk, None, None))
         return total
 
@@ -177,7 +198,7 @@ class _Swept(torch.autograd.Function):
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.tape, ctx.chunks, ctx.logits, ctx.vectors  # as torch frees what it saved
         found = [gradients[name].to(types[name]) if name in gradients else None for name in ctx.names]
-        return (None,) * 6 + tuple(found)
+        return (None,) * 7 + tuple(found)
 
 
 def _adjoints(ctx: Any, chunk: slice) -> tuple[Tensor, list[Tensor]]:
@@ -188,9 +209,8 @@ def _adjoints(ctx: Any, chunk: slice) -> tuple[Tensor, list[Tensor]]:
 
 def _weight_gradients(ctx: Any, g: Tensor, adjoints: list[Tensor], weights: Tensor) -> Gradients:
     """The gradients of sum_i weights_i P_i, P of one chunk of cotangents."""
-    v = g * (2 * weights).to(g.dtype).view(1, -1, *[1] * (g.dim() - 2))
     gradients: Gradients
-    tangent, gradients, bends = ctx.sweeps.tangents(ctx.tape, adjoints, v)
+    tangent, gradients, bends = ctx.sweeps.tangents(ctx.tape, adjoints, ctx.norm.slope(g, weights))
     if ctx.cotangents is not None:
         bend = _through_cotangents(ctx.cotangents, ctx.logits, tangent)
         add_to(bends, [(ctx.tape.output, bend)])
@@ -209,7 +229,14 @@ def _through_cotangents(cotangents: Cotangents, logits: Tensor, tangent: Tensor)
 
 
 def by_double_backward(
-    owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, *, at_once: int, constant: bool
+    owner: str,
+    model: nn.Module,
+    x: Tensor,
+    cotangents: Cotangents,
+    *,
+    norm: DualNorm = SQUARED_L2,
+    at_once: int,
+    constant: bool,
 ) -> Tensor:
     """The same for any model that can be differentiated twice.
 
@@ -222,12 +249,12 @@ def by_double_backward(
     vectors = cotangents(logits.detach() if constant else logits)
     whole = len(vectors) <= at_once or not constant
     products = vector_jacobian_products(logits, leaf, vectors[:] if whole else vectors[:1], create_graph=True)
-    penalty = squared_lengths(products)
+    penalty = norm.total(products)
     parameters = _parameters_of(owner, penalty, leaf)
     if whole:
         return penalty
     del products, penalty  # and their graph
-    many: Tensor = _ChunkedDoubleBackward.apply((logits, leaf), vectors, at_once, *parameters)  # type: ignore[no-untyped-call]
+    many: Tensor = _ChunkedDoubleBackward.apply((logits, leaf), vectors, norm, at_once, *parameters)  # type: ignore[no-untyped-call]
     return many
 
 
@@ -236,10 +263,12 @@ class _ChunkedDoubleBackward(torch.autograd.Function):
     used and forgotten, once for the value and once more for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, graph: tuple[Tensor, Tensor], vectors: Rows, at_once: int, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, graph: tuple[Tensor, Tensor], vectors: Rows, norm: DualNorm, at_once: int, *parameters: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(*parameters)  # one of them changed before backward() raises
-        ctx.graph, ctx.vectors, ctx.at_once = graph, vectors, at_once
-        return _sum_of_chunks(*graph, vectors, at_once)
+        ctx.graph, ctx.vectors, ctx.norm, ctx.at_once = graph, vectors, norm, at_once
+        return _sum_of_chunks(*graph, vectors, norm, at_once)
 
     @staticmethod
     @_refuse_create_graph
@@ -248,25 +277,21 @@ class _ChunkedDoubleBackward(torch.autograd.Function):
         sums: dict[int, Tensor] = {}
         for chunk in in_chunks(len(ctx.vectors), ctx.at_once):
             with torch.enable_grad():
-                penalty = squared_lengths(vector_jacobian_products(logits, leaf, ctx.vectors[chunk], create_graph=True))
+                g = vector_jacobian_products(logits, leaf, ctx.vectors[chunk], create_graph=True)
+                penalty = ctx.norm.total(g)
             gradients = torch.autograd.grad(penalty, parameters, weights, retain_graph=True, allow_unused=True)
-            del penalty  # with its graph, before the next one is made
+            del g, penalty  # with its graph, before the next one is made
             add_to(sums, [(number, found) for number, found in enumerate(gradients) if found is not None])
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.graph, ctx.vectors  # as torch frees what it saved
-        return None, None, None, *(sums.get(number) for number in range(len(parameters)))
+        return None, None, None, None, *(sums.get(number) for number in range(len(parameters)))
 
 
-def _sum_of_chunks(logits: Tensor, leaf: Tensor, vectors: Rows, at_once: int) -> Tensor:
+def _sum_of_chunks(logits: Tensor, leaf: Tensor, vectors: Rows, norm: DualNorm, at_once: int) -> Tensor:
     total = torch.zeros(len(logits), dtype=logits.dtype, device=logits.device)
     for chunk in in_chunks(len(vectors), at_once):
-        total += squared_lengths(vector_jacobian_products(logits, leaf, vectors[chunk], keep_graph=True))
+        total += norm.total(vector_jacobian_products(logits, leaf, vectors[chunk], keep_graph=True))
     return total
-
-
-def squared_lengths(g: Tensor) -> Tensor:
-    """(M, B, ...) -> (B,): sums of squares over M and the image, in float32 or wider."""
-    return g.to(torch.promote_types(g.dtype, torch.float32)).flatten(2).square().sum(dim=(0, 2))
 
 
 class _WithinDDP(torch.autograd.Function):

@@ -1,18 +1,27 @@
 """The base of the penalties on input gradients: sum_m ||J^T c_m||^2 per sample, each penalty with its own vectors c.
 
-J = dz/dx is the logits' input Jacobian (K, D). How the squares and their gradient are computed: ``gradients``.
+J = dz/dx is the logits' input Jacobian (K, D). The norm is dual to that of the threat the penalty is meant for: L2
+against L2, L1 against Linf (``gradients.norms``). How the norms and their gradient are computed: ``gradients``.
 """
+
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from widemargin.core.checks import choice
 from widemargin.gradients.double_backward import uncompiled
+from widemargin.gradients.norms import DualNorm
 from widemargin.gradients.penalties import Cotangents, input_gradient_penalty, input_gradient_penalty_value
+from widemargin.types import Norm
 
 
 class InputGradientPenalty:
     """A subclass says which vectors; the owner in messages is its name."""
 
+    norm: Norm = "l2"
+    """That of the threat; the penalty takes the norm dual to it."""
+    squared: bool = True
     constant = True
     """Whether the vectors, though computed from the logits, count as constants for the gradient."""
 
@@ -21,9 +30,14 @@ class InputGradientPenalty:
         self, model: nn.Module, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """(B,), differentiable in the parameters."""
-        cotangents, at_once = self._cotangents(x, y, generator), self._at_once(training=True)
         return input_gradient_penalty(
-            type(self).__name__, model, x, cotangents, at_once=at_once, constant=self.constant
+            type(self).__name__,
+            model,
+            x,
+            self._cotangents(x, y, generator),
+            norm=self._dual_norm(),
+            at_once=self._at_once(training=True),
+            constant=self.constant,
         )
 
     @uncompiled
@@ -32,7 +46,15 @@ class InputGradientPenalty:
     ) -> Tensor:
         """(B,), without a graph."""
         cotangents, at_once = self._cotangents(x, y, generator), self._at_once(training=False)
-        return input_gradient_penalty_value(type(self).__name__, model, x, cotangents, at_once=at_once)
+        return input_gradient_penalty_value(
+            type(self).__name__, model, x, cotangents, norm=self._dual_norm(), at_once=at_once
+        )
+
+    def __post_init__(self) -> None:
+        choice(type(self).__name__, "norm", self.norm, get_args(Norm))
+
+    def _dual_norm(self) -> DualNorm:
+        return DualNorm(norm=self.norm, squared=self.squared)
 
     def _cotangents(self, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> Cotangents:
         """logits (B, K) -> the vectors c (M, B, K)."""
