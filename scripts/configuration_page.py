@@ -116,7 +116,8 @@ def _rows(path: str, part: type) -> Iterator[tuple[str, str, str, str]]:
 
 def _named(path: str) -> str:
     known = ", ".join(f"`{name}`" for name in NAMED.get(path, ()))
-    return f"{known}{', or a path' if path == 'data.name' else ''}" if known else ""
+    besides = {"data.name": ", or a path", "data.augmentation": ", a table, or a list of them"}
+    return f"{known}{besides[path]}" if known else ""
 
 
 def _values(hint: Any, registry: Mapping[str, type] | None) -> str:

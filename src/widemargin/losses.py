@@ -33,8 +33,23 @@ def wide(logits: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, y: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """CE: -log softmax(z)_y; with label smoothing s, (1 - s) of it and s times the mean over all classes."""
-    return F.cross_entropy(wide(logits), y.long(), reduction="none", label_smoothing=label_smoothing)
+    """CE: -log softmax(z)_y; with label smoothing s, (1 - s) of it and s times the mean over all classes.
+
+    Of mixed labels the sum over the classes, each with its share.
+    """
+    logits = wide(logits)
+    target = y.to(logits.dtype) if is_mixed(y) else y.long()
+    return F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
+
+
+def is_mixed(y: Tensor) -> bool:
+    """Whether labels are shares (B, K): how much of an image is of each class, as CutMix makes them."""
+    return y.is_floating_point()
+
+
+def label_shares(y: Tensor, values: Tensor) -> Tensor:
+    """(B, K) in the type of these values: the shares of mixed labels; of others a one and zeros."""
+    return (y if is_mixed(y) else F.one_hot(y.long(), values.shape[1])).to(values.dtype)
 
 
 def lead_of_another(logits: Tensor, y: Tensor) -> Tensor:
@@ -89,7 +104,7 @@ def score(
     """
     p = torch.softmax(wide(logits if label_logits is None else label_logits), dim=1)
     others = label_smoothing / (p.shape[1] - 1)
-    target = _one_hot(y, p).to(p.dtype) * (1 - label_smoothing - others) + others
+    target = label_shares(y, p) * (1 - label_smoothing - others) + others
     return (p - target).square().sum(1) + beta * (squared_distance(logits, logits_adv) - clip).clamp_min(0)
 
 
@@ -229,8 +244,8 @@ def hypersphere(cosines: Tensor, y: Tensor, scale: float, margin: float) -> Tens
 
 
 def hypersphere_logits(cosines: Tensor, y: Tensor, scale: float, margin: float) -> Tensor:
-    """(B, K): s (cos - m onehot(y)), what HE's training cross-entropy sees."""
-    return scale * (cosines - margin * _one_hot(y, cosines).to(cosines.dtype))
+    """(B, K): s (cos - m onehot(y)), what HE's training cross-entropy sees; mixed labels share the margin."""
+    return scale * (cosines - margin * label_shares(y, cosines))
 
 
 def large_margin_logits(features: Tensor, weight: Tensor, y: Tensor, margin: int, annealing: float | Tensor) -> Tensor:
@@ -244,14 +259,14 @@ def large_margin_logits(features: Tensor, weight: Tensor, y: Tensor, margin: int
             f"large_margin_logits: margin must be one of {', '.join(map(str, _MULTIPLE_ANGLE))}, got {margin!r}"
         )
     logits = wide(features @ weight.T)
-    lengths: Tensor = torch.linalg.vector_norm(weight[y.long()], dim=1) * torch.linalg.vector_norm(features, dim=1)
     own = _of_label(logits, y)
+    lengths: Tensor = torch.linalg.vector_norm(weight[y.long()], dim=1) * torch.linalg.vector_norm(features, dim=1)
     cosine = own / (lengths + 1e-10)
     angle = torch.acos(cosine.detach().clamp(-1 + 1e-7, 1 - 1e-7))
     k = torch.floor(margin * angle / torch.pi)
     psi = (1 - 2 * (k % 2)) * _MULTIPLE_ANGLE[margin](cosine) - 2 * k
     target = lengths * (annealing * cosine + psi) / (1 + annealing)
-    return logits + _one_hot(y, logits).to(logits.dtype) * (target - own).unsqueeze(1)
+    return logits + label_shares(y, logits) * (target - own).unsqueeze(1)
 
 
 _MULTIPLE_ANGLE: dict[int, Callable[[Tensor], Tensor]] = {
@@ -264,21 +279,32 @@ _MULTIPLE_ANGLE: dict[int, Callable[[Tensor], Tensor]] = {
 
 
 def _of_label(values: Tensor, y: Tensor) -> Tensor:
-    return values.gather(1, y.long().unsqueeze(1)).squeeze(1)
+    return values.gather(1, _single(y).unsqueeze(1)).squeeze(1)
 
 
 def _largest_wrong(values: Tensor, y: Tensor) -> Tensor:
-    return values.masked_fill(_one_hot(y, values).bool(), -torch.inf).amax(1)
+    return values.masked_fill(F.one_hot(_single(y), values.shape[1]).bool(), -torch.inf).amax(1)
 
 
-def _one_hot(y: Tensor, values: Tensor) -> Tensor:
-    """(B, K), for labels of any whole type."""
-    return F.one_hot(y.long(), values.shape[1])
+def _single(y: Tensor) -> Tensor:
+    """One label for each image, of any whole type."""
+    if is_mixed(y):
+        raise InputError(
+            "a loss that compares the label with the other classes needs one label for each image, got mixed ones; "
+            "use a cross-entropy, or train without cutmix"
+        )
+    return y.long()
+
+
+def share_predicted(logits: Tensor, y: Tensor) -> Tensor:
+    """(B,): whether the label has the largest logit; of mixed labels the share of the class that has."""
+    largest = logits.argmax(1)
+    return y.gather(1, largest.unsqueeze(1)).squeeze(1) if is_mixed(y) else largest == y
 
 
 def predicted(logits: Tensor, y: Tensor) -> Tensor:
-    """(B,) bool: the label has the largest logit; never where there is no prediction."""
-    return (logits.argmax(1) == y) & decided(logits)
+    """(B,) bool: the label, of mixed ones the largest, has the largest logit; never where there is no prediction."""
+    return (logits.argmax(1) == (y.argmax(1) if is_mixed(y) else y)) & decided(logits)
 
 
 def decided(logits: Tensor) -> Tensor:

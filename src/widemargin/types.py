@@ -193,6 +193,16 @@ class Replays(Protocol):
 
 
 @runtime_checkable
+class TakesMixedLabels(Protocol):
+    """An objective whose labels may be shares (B, K), as CutMix makes them; with CutMix no other is taken.
+
+    The package's ``cross_entropy`` takes both.
+    """
+
+    takes_mixed_labels: bool
+
+
+@runtime_checkable
 class AfterStep(Protocol):
     """A module that does something once per optimizer step, such as projecting its weights or counting steps."""
 

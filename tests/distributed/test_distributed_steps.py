@@ -5,6 +5,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from layer_cases import NORMS, normalized, odd
@@ -17,6 +18,7 @@ from widemargin.config.checkpoint import TRAIN_PREFIX
 from widemargin.training.run_folder import read_metrics
 
 BESIDE = ("averaging.beside=true",)
+MIXED = ("data.augmentation=['crop-flip', {kind='cutmix', parts=3}]", "data.extra_share=0.6", "igr={weight=0.1}")
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
@@ -24,8 +26,15 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 def places(tmp_path_factory):
     """Where runs are; one of them was begun by a process alone."""
     folder = tmp_path_factory.mktemp("places")
+    images = np.random.default_rng(0).integers(0, 256, (60, 28, 28), dtype=np.uint8)
+    np.savez(folder / "extra.npz", image=images, label=np.arange(60) % 10)
     begun_run(str(folder / "begun-alone"))
     return folder
+
+
+def mixed(places: Path) -> tuple[str, ...]:
+    """CutMix, and a second source."""
+    return (*MIXED, f"data.extra={places / 'extra.npz'}")
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +45,7 @@ def pair(places, tmp_path_factory):
     jobs["odd"] = ("odd", ())
     jobs["run"] = ("run", (str(places / "pair"),))
     jobs["beside"] = ("run", (str(places / "pair-beside"), "cpu", BESIDE))
+    jobs["mixed"] = ("run", (str(places / "pair-mixed"), "cpu", mixed(places)))
     jobs["on from one"] = ("run", (str(places / "begun-alone"),))
     jobs["begun"] = ("begun", (str(places / "begun-by-two"),))
     jobs["refusals"] = ("refusals", (str(places),))
@@ -105,6 +115,13 @@ def test_a_run_of_two_is_a_run_of_one(pair, places, alone) -> None:
     assert first == second
     assert_same_run(places / "pair", alone)
     assert sorted(path.name for path in (places / "pair").iterdir()) == sorted(path.name for path in alone.iterdir())
+
+
+def test_mixed_labels_and_a_second_source_are_those_of_a_run_of_one(pair, places) -> None:
+    first, second = pair["mixed"]
+    assert first == second
+    whole_run(str(places / "alone-mixed"), settings=mixed(places))
+    assert_same_run(places / "pair-mixed", places / "alone-mixed")
 
 
 def test_averaged_weights_beside_are_those_of_a_run_of_one(pair, places, alone) -> None:

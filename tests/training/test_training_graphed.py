@@ -3,12 +3,24 @@
 And what such a step reads is the batch: filled in, gathered, augmented.
 """
 
+import numpy as np
 import pytest
 import torch
 
 from widemargin.config.toml import with_overrides
 from widemargin.core.batch_share import BatchShare
-from widemargin.data import Batch, Batches, CropFlip, ImageSet, NoAugmentation
+from widemargin.data import (
+    Batch,
+    Batches,
+    Chain,
+    CropFlip,
+    CutMix,
+    Cutout,
+    ImageSet,
+    NoAugmentation,
+    RandomErasing,
+    open_extra,
+)
 from widemargin.engine import Plan
 from widemargin.recipes import find_recipe
 from widemargin.training import StepContext, graphed_step
@@ -76,7 +88,7 @@ def small(*settings):
     return with_overrides(find_recipe("mnist-mlp/st-wd0.001").config, [*shorter, *settings])
 
 
-@pytest.mark.parametrize("augmentation", [NoAugmentation(), CropFlip(padding=2)])
+@pytest.mark.parametrize("augmentation", [NoAugmentation(), Chain((CropFlip(padding=2), CutMix()))], ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_repeated_steps_are_the_plain_ones(method, augmentation):
     settings, drawn = METHODS[method]
@@ -147,8 +159,17 @@ def batches_of(augmentation, **others):
     return list(Batches(data=data, batch_size=4, seed=7, augmentation=augmentation, **others).epoch(2))
 
 
-GATHERED = [NoAugmentation(), CropFlip(padding=2)]
-COPIED = [Inverting(), InvertingToo()]
+CHAIN = Chain((CropFlip(padding=2), RandomErasing(), CutMix(parts=2)))
+GATHERED = [NoAugmentation(), CropFlip(padding=2), CutMix(), Cutout(size=2), CHAIN]
+COPIED = [Inverting(), InvertingToo(), Chain((InvertingToo(), CutMix()))]
+
+
+@pytest.fixture
+def extra(tmp_path):
+    """Twenty images besides."""
+    images = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 3), dtype=np.uint8)
+    np.savez(tmp_path / "extra.npz", image=images, label=np.arange(20) % 4)
+    return open_extra(str(tmp_path / "extra.npz"))
 
 
 @pytest.mark.parametrize("augmentation", [*GATHERED, *COPIED])
@@ -159,6 +180,20 @@ def test_what_is_read_is_the_batch_that_was_filled_in(augmentation):
     assert batch_key(found[0]) != batch_key(found[-1])  # three images: another graph
     for batch, expected in zip(found[:-1], again[:-1], strict=True):
         assert batch_key(batch) == batch_key(found[0])
+        held.fill(batch)
+        images, labels = held.read()
+        assert torch.equal(images, expected.images)
+        assert torch.equal(labels, expected.labels)
+
+
+@pytest.mark.parametrize("augmentation", [*GATHERED, *COPIED])
+def test_a_second_source_is_filled_in_too(augmentation, extra):
+    mixed = {"extra": extra, "extra_share": 0.5}
+    found, again = batches_of(augmentation, **mixed), batches_of(augmentation, **mixed)
+    held = inputs_for(found[0])
+    assert isinstance(held, GatherInputs if augmentation in GATHERED else CopyInputs)
+    assert len({batch_key(batch) for batch in found}) == 1  # the last batch is whole
+    for batch, expected in zip(found, again, strict=True):
         held.fill(batch)
         images, labels = held.read()
         assert torch.equal(images, expected.images)

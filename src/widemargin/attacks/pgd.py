@@ -25,10 +25,10 @@ from widemargin.core import randomness
 from widemargin.core.checks import (
     check_count,
     check_images,
-    check_labels,
     check_logits,
     check_model,
     check_number,
+    check_targets,
     choice,
     logits_of,
     pixel_hint,
@@ -38,7 +38,7 @@ from widemargin.core.checks import (
 from widemargin.core.modes import evaluating, frozen, in_mode, outside_inference_mode, without_ddp
 from widemargin.core.schema import added, outside_tables
 from widemargin.errors import InputError
-from widemargin.losses import carlini_wagner, cross_entropy, dlr, lead_of_another, predicted, wide
+from widemargin.losses import carlini_wagner, cross_entropy, dlr, is_mixed, lead_of_another, predicted, wide
 from widemargin.types import Goal, ModelMode, Norm, RandomStart
 
 GAUSSIAN_START = 0.001
@@ -131,12 +131,12 @@ class PGD:
         """Attack the images x with labels y; ``start`` is the first point, used as it is."""
         check_model("PGD", model)
         check_images("PGD", x)
-        check_labels("PGD", y, batch=len(x))
+        check_targets("PGD", y, batch=len(x))
         goal = self._goal(goal)
         if self.draws and generator is None:
             generator = randomness.fresh()
         with outside_inference_mode(), self._prepared(without_ddp(model)) as (judge, searched):
-            x, y = usable(x), usable(y).long()
+            x, y = usable(x), usable(y) if is_mixed(y) else usable(y).long()
             threat = make_threat(self.norm, self.eps)
             point = self._first_point(threat, wide(x), generator) if start is None else _given(start, wide(x))
             found = climb(searched, x, y, threat, point, self.step_size, self.steps, goal, eot=self.eot)
@@ -342,7 +342,7 @@ def goal_gradient(model: nn.Module, point: Tensor, y: Tensor, goal: Goal) -> Ten
             refuse_unfit("attack", model, leaf, error)
             raise
         logits = check_logits("attack", output, batch=len(leaf))
-        check_labels("attack", y, batch=len(leaf), num_classes=logits.shape[1])
+        check_targets("attack", y, batch=len(leaf), num_classes=logits.shape[1])
         values = goal(logits, y)
     if not values.requires_grad:
         raise InputError(

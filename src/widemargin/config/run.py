@@ -17,7 +17,9 @@ from widemargin.attacks.pgd import FGSM
 from widemargin.attacks.threat import make_threat
 from widemargin.core.checks import check_count, check_number, choice
 from widemargin.core.schema import added, one_of, required, table_fields
-from widemargin.data.augmentation import AUGMENTATIONS, Augmentation
+from widemargin.data.augmentation import AUGMENTATIONS
+from widemargin.data.batch_augmentation import Augmentation, MixesLabels
+from widemargin.data.extra import extra_count
 from widemargin.errors import InputError
 from widemargin.heads import HEADS
 from widemargin.heads.hypersphere import Hypersphere
@@ -43,7 +45,17 @@ from widemargin.schedules import (
     Steps,
     WarmUp,
 )
-from widemargin.types import Attack, LossAfterAttack, MakeHead, Norm, Objective, Point, Regularizer, Scaling
+from widemargin.types import (
+    Attack,
+    LossAfterAttack,
+    MakeHead,
+    Norm,
+    Objective,
+    Point,
+    Regularizer,
+    Scaling,
+    TakesMixedLabels,
+)
 
 OptimizerConfig = SGD
 """The optimizer that a table without a kind describes."""
@@ -56,15 +68,21 @@ class DataConfig:
     """Which images. ``held_out`` training images, class-stratified, become the validation split."""
 
     name: str
-    augmentation: str | Augmentation = one_of(AUGMENTATIONS, default="none")
+    augmentation: str | Augmentation | tuple[str | Augmentation, ...] = one_of(AUGMENTATIONS, default="none")
     held_out: int = 0
     train_limit: int | None = None
     test_limit: int | None = None
+    extra: str | tuple[str, ...] | None = added(None)
+    extra_share: float | None = added(None)
 
     def __post_init__(self) -> None:
         if not self.name.strip():
             raise InputError("data.name is empty; give a data set's name or the path of an .npz file or image folder")
-        self._name_augmentation()
+        parts = tuple(_named_augmentation(part) for part in self.augmentations)
+        if not parts or (len(parts) > 1 and "none" in parts):
+            raise InputError(f'data.augmentation {[*parts]} does nothing in part; list what is done, or write "none"')
+        object.__setattr__(self, "augmentation", parts[0] if len(parts) == 1 else parts)
+        self._check_extra()
         if self.held_out < 0:
             raise InputError(f"data.held_out must be at least 0, got {self.held_out}; 0 holds out none")
         for field in ("train_limit", "test_limit"):
@@ -72,14 +90,34 @@ class DataConfig:
             if limit is not None and limit < 1:
                 raise InputError(f"data.{field} must be at least 1, got {limit}; leave it out to use every image")
 
-    def _name_augmentation(self) -> None:
-        """One that is as its name alone makes it is its name, so that both ways to write it are equal."""
-        if isinstance(self.augmentation, str):
-            choice("data", "augmentation", self.augmentation, tuple(AUGMENTATIONS))
-            return
-        for name, made in AUGMENTATIONS.items():
-            if type(self.augmentation) is made and _is_default(self.augmentation):
-                object.__setattr__(self, "augmentation", name)
+    @property
+    def augmentations(self) -> tuple[str | Augmentation, ...]:
+        """Those of the list, or the one."""
+        return self.augmentation if isinstance(self.augmentation, tuple) else (self.augmentation,)
+
+    def _check_extra(self) -> None:
+        if (self.extra is None) != (self.extra_share is None):
+            given, other = ("extra", "extra_share") if self.extra_share is None else ("extra_share", "extra")
+            raise InputError(
+                f"data.{given} has no effect without data.{other}; set both (a file, and its share of every batch, "
+                "such as 0.7), or remove it"
+            )
+        if self.extra is not None and (not self.extra or not all(self.extra)):
+            raise InputError("data.extra is empty; give the path of an .npz file with image and label")
+        if self.extra_share is not None and not 0 < self.extra_share <= 1:
+            raise InputError(f"data.extra_share must be a share in (0, 1], got {self.extra_share!r}; 0.7 is usual")
+
+
+def _named_augmentation(part: str | Augmentation) -> str | Augmentation:
+    """One that is as its name alone makes it is its name, so that both ways to write it are equal."""
+    if isinstance(part, str):
+        return choice("data", "augmentation", part, tuple(AUGMENTATIONS))
+    made = next((name for name, made in AUGMENTATIONS.items() if type(part) is made), None)
+    return part if made is None or not _is_default(part) else made
+
+
+def _mixes(part: str | Augmentation) -> bool:
+    return issubclass(AUGMENTATIONS[part] if isinstance(part, str) else type(part), MixesLabels)
 
 
 def _is_default(part: Any) -> bool:
@@ -323,6 +361,7 @@ class RunConfig:
                 "would be averaged; lower it, or raise epochs"
             )
         self._check_awp()
+        self._check_data()
         if self.stopping is not None and not self.data.held_out:
             raise InputError("stopping has no effect without a validation split; set data.held_out, or remove it")
         if self.stopping is not None and self.averaging is not None and self.averaging.beside:
@@ -380,6 +419,28 @@ class RunConfig:
             raise InputError(
                 f"awp.start must be less than epochs = {self.epochs}, got {self.awp.start}: AWP would have no effect; "
                 "lower awp.start, raise epochs, or remove awp"
+            )
+
+    def _check_data(self) -> None:
+        """Whether the loss takes what the augmentation makes of the labels, and a batch what its share promises."""
+        share, mixing = self.data.extra_share, [part for part in self.data.augmentations if _mixes(part)]
+        if share is not None and extra_count(share, self.batch_size) < 1:
+            raise InputError(
+                f"data.extra_share must be at least one image of batch_size = {self.batch_size}, got {share:g}; raise "
+                "one of them"
+            )
+        if not mixing:
+            return
+        if not (isinstance(self.objective, TakesMixedLabels) and self.objective.takes_mixed_labels):
+            takers = [name for name, made in OBJECTIVES.items() if getattr(made, "takes_mixed_labels", False)]
+            raise InputError(
+                f"data.augmentation {mixing[0]!r} mixes labels, and {type(self.objective).__name__} needs one for each "
+                f"image; remove it, or use an objective that takes them: {', '.join(takers)}"
+            )
+        if isinstance(self.head, LargeMargin) and self.head.margin > 1:
+            raise InputError(
+                f"data.augmentation {mixing[0]!r} mixes labels, and a large-margin head gives one of them a margin; "
+                "remove it, or use another head"
             )
 
     def check_watched(self) -> None:

@@ -129,6 +129,15 @@ def check_labels(owner: str, y: Tensor, *, batch: int, num_classes: int | None =
             )
 
 
+def check_targets(owner: str, y: Tensor, *, batch: int, num_classes: int | None = None) -> None:
+    """What a cross-entropy takes: labels (B,), or mixed labels, shares of the classes (B, K)."""
+    if not isinstance(y, Tensor) or not y.is_floating_point() or y.dim() != 2:
+        check_labels(owner, y, batch=batch, num_classes=num_classes)
+    elif y.shape != (batch, num_classes or y.shape[1]):
+        classes = "K" if num_classes is None else num_classes
+        raise InputError(f"{owner}: mixed labels must be shares ({batch}, {classes}), got {tuple(y.shape)}")
+
+
 def check_model(owner: str, model: object) -> None:
     """A model is a module: its mode and its parameters matter."""
     if not isinstance(model, nn.Module):

@@ -66,7 +66,7 @@ def one_of(registry: Mapping[str, type], *, unnamed: str | None = None, **defaul
     """A field that holds one of a registry's classes; classes added to the registry later are legal too.
 
     A table without a kind is of the kind ``unnamed``, where there is one, which is left out of tables too. A field
-    whose annotation has ``str`` takes a word besides.
+    whose annotation has ``str`` takes a word besides; one whose annotation has a tuple takes a list of either.
     """
     return dataclasses.field(metadata={REGISTRY: registry, UNNAMED: unnamed}, **default)
 
@@ -116,7 +116,7 @@ def to_table(value: Any, kinds: Kinds, *, registry: Kinds = NO_KINDS, unnamed: s
     if isinstance(value, LiteralFloat):
         return value.text if "/" in value.text else float(value)
     if isinstance(value, tuple | list):
-        return [to_table(item, kinds) for item in value]
+        return [to_table(item, kinds, registry=registry, unnamed=unnamed) for item in value]
     return value
 
 
@@ -156,6 +156,14 @@ def _field_value(field: "dataclasses.Field[Any]", hint: Any, item: Any, kinds: K
     registry = field.metadata.get(REGISTRY)
     if registry is None:
         return _value(hint, item, kinds, path)
+    if isinstance(item, list | tuple) and any(get_origin(option) is tuple for option in _options(hint)):
+        return tuple(_registered(field, hint, part, kinds, f"{path}[{n}]") for n, part in enumerate(item))
+    return _registered(field, hint, item, kinds, path)
+
+
+def _registered(field: "dataclasses.Field[Any]", hint: Any, item: Any, kinds: Kinds, path: str) -> Any:
+    """One of the classes of the field's registry, or a word where it takes one."""
+    registry = field.metadata[REGISTRY]
     if (item is None and type(None) in _options(hint)) or (isinstance(item, str) and str in _options(hint)):
         return item
     unnamed = field.metadata[UNNAMED]

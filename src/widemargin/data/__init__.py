@@ -1,16 +1,12 @@
 """Data: readers, one form to hold images in, splits, augmentation and resumable batches."""
 
-from widemargin.data.augmentation import (
-    AUGMENTATIONS,
-    Augmentation,
-    CropFlip,
-    DrawnBefore,
-    NoAugmentation,
-    is_drawn_before,
-)
+from widemargin.data.augmentation import AUGMENTATIONS, CropFlip, NoAugmentation
+from widemargin.data.batch_augmentation import Augmentation, Chain, DrawnAugmentation, MixesLabels
 from widemargin.data.batches import Batch, Batches, LazyBatch, epoch_order, in_order
+from widemargin.data.boxes import CutMix, Cutout, RandomErasing
 from widemargin.data.cifar import read_cifar10
 from widemargin.data.datasets import DATASETS, SPLITS, Split, data_folder, load
+from widemargin.data.extra import ExtraImages, open_extra
 from widemargin.data.idx import read_images, read_labels
 from widemargin.data.image_folder import read_image_folder
 from widemargin.data.image_set import ImageSet, as_floats, stratified_split
@@ -23,18 +19,24 @@ __all__ = [
     "Augmentation",
     "Batch",
     "Batches",
+    "Chain",
     "CropFlip",
-    "DrawnBefore",
+    "CutMix",
+    "Cutout",
+    "DrawnAugmentation",
+    "ExtraImages",
     "ImageSet",
     "LazyBatch",
+    "MixesLabels",
     "NoAugmentation",
+    "RandomErasing",
     "Split",
     "as_floats",
     "data_folder",
     "epoch_order",
     "in_order",
-    "is_drawn_before",
     "load",
+    "open_extra",
     "read_cifar10",
     "read_image_folder",
     "read_images",

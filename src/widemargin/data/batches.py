@@ -14,7 +14,9 @@ from torch import Tensor
 from widemargin.core.batch_share import BatchShare, share_of, sharing
 from widemargin.core.checks import check_count
 from widemargin.core.randomness import derived
-from widemargin.data.augmentation import Augmentation, NoAugmentation
+from widemargin.data.augmentation import NoAugmentation
+from widemargin.data.batch_augmentation import Augmentation, augment, mixes_labels
+from widemargin.data.extra import ExtraImages, ExtraRows, extra_count
 from widemargin.data.image_set import ImageSet, as_floats
 from widemargin.errors import InputError
 
@@ -22,14 +24,20 @@ from widemargin.errors import InputError
 class Batch:
     """One step's data: images (B, C, H, W) float32 in [0, 1], labels (B,), and where in the set they come from.
 
-    ``share`` says which rows of the step's batch these are, where several processes share it.
+    Where the augmentation mixes images, labels are shares (B, K). ``share`` says which rows of the step's batch these
+    are, where several processes share it.
     """
 
     def __init__(
         self, step: int, indices: Tensor, images: Tensor, labels: Tensor, share: BatchShare | None = None
     ) -> None:
-        self.step, self.indices, self.share = step, indices, share
-        self._images, self._labels = images, labels
+        self.step, self.share = step, share
+        self._indices, self._images, self._labels = indices, images, labels
+
+    @property
+    def indices(self) -> Tensor:
+        """(B,) positions in the training set."""
+        return self._indices
 
     @property
     def images(self) -> Tensor:
@@ -38,7 +46,7 @@ class Batch:
 
     @property
     def labels(self) -> Tensor:
-        """(B,) int64."""
+        """(B,) int64, or shares (B, K) float32."""
         return self._labels
 
     @property
@@ -48,7 +56,10 @@ class Batch:
 
 
 class LazyBatch(Batch):
-    """A batch that is made when somebody looks: until then it is a choice of images and what changes them."""
+    """A batch that is made when somebody looks: until then it is a choice of images and what changes them.
+
+    ``rows`` are positions in the set, and ``extra`` is what a second source adds to them.
+    """
 
     def __init__(
         self,
@@ -58,22 +69,43 @@ class LazyBatch(Batch):
         augmentation: Augmentation,
         generator: Callable[[], torch.Generator],
         share: BatchShare | None = None,
+        extra: ExtraRows | None = None,
     ) -> None:
-        self.step, self.rows, self.share = step, rows, share
+        self.step, self.rows, self.share, self.extra = step, rows, share, extra
         self.data, self.augmentation, self.generator = data, augmentation, generator
-        self.indices = rows if share is None else rows[share.rows]
+
+    @property
+    def size(self) -> int:
+        """Samples in the whole batch."""
+        return len(self.rows) if self.extra is None else len(self.extra.places)
+
+    @cached_property
+    def indices(self) -> Tensor:
+        """(B,) positions in the training set; from its length on, those of the second source."""
+        rows = self.rows if self.extra is None else self.extra.join(self.rows, self.extra.rows + len(self.data))
+        return rows if self.share is None else rows[self.share.rows]
 
     @cached_property
     def images(self) -> Tensor:
         """(B, C, H, W) float32 in [0, 1]."""
-        with sharing(None):  # every process augments the whole batch
-            whole = self.augmentation(self.data.images[self.rows], self.generator())
-        return as_floats(whole if self.share is None else whole[self.share.rows])
+        return as_floats(self._made[0])
 
     @cached_property
     def labels(self) -> Tensor:
-        """(B,) int64."""
-        return self.data.labels[self.indices]
+        """(B,) int64, or shares (B, K) float32."""
+        if self.extra is None and not mixes_labels(self.augmentation):
+            return self.data.labels[self.indices]  # without an image
+        return self._made[1]
+
+    @cached_property
+    def _made(self) -> tuple[Tensor, Tensor]:
+        images, labels = self.data.images[self.rows], self.data.labels[self.rows]
+        if self.extra is not None:
+            more, their_labels = self.extra.read(self.data)
+            images, labels = self.extra.join(images, more), self.extra.join(labels, their_labels)
+        with sharing(None):  # every process augments the whole batch
+            images, labels = augment(self.augmentation, images, labels, self.data.num_classes, self.generator())
+        return (images, labels) if self.share is None else (images[self.share.rows], labels[self.share.rows])
 
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> Tensor:
@@ -83,7 +115,12 @@ def epoch_order(n: int, *, seed: int, epoch: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batches:
-    """Training batches of a set. Every tensor lives on the set's device; no step waits for it."""
+    """Training batches of a set. Every tensor lives on the set's device; no step waits for it.
+
+    With a second source, int(extra_share * batch_size) images of every batch are drawn from it, with replacement. An
+    epoch has as many batches as without it, so it visits only so many of the set's own images, others in each epoch.
+    Every batch is then whole: where the set has no more images in this epoch, the second source fills it up.
+    """
 
     data: ImageSet
     batch_size: int
@@ -94,6 +131,8 @@ class Batches:
     """So many steps in a row have the same batch."""
     rank: int = 0
     processes: int = 1
+    extra: ExtraImages | None = None
+    extra_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)
@@ -103,6 +142,8 @@ class Batches:
                 f"batch_size must be at most {len(self.data)}, the number of images in {self.data.name}, when the last "
                 f"incomplete batch is dropped, got {self.batch_size}; use a smaller one or drop_last=False"
             )
+        if self.extra is not None:
+            self.extra.check_fits(self.data)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -115,14 +156,33 @@ class Batches:
         if not 0 <= start_step <= self.steps_per_epoch:
             raise InputError(f"start_step must be in [0, {self.steps_per_epoch}], got {start_step}")
         order = epoch_order(len(self.data), seed=self.seed, epoch=epoch).to(self.data.device)
-        return (self._batch(order, epoch, step) for step in range(start_step, self.steps_per_epoch))
+        batches = (self._batch(order, epoch, step) for step in range(start_step, self.steps_per_epoch))
+        return batches if self.extra is None else _fetched_ahead(batches)
 
-    def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
+    def _batch(self, order: Tensor, epoch: int, step: int) -> LazyBatch:
         number = step // self.replays
-        rows = order[number * self.batch_size : (number + 1) * self.batch_size]
-        share = share_of(len(rows), rank=self.rank, processes=self.processes)
-        generator = partial(derived, self.seed, "augment", epoch, number)
-        return LazyBatch(step, rows, self.data, self.augmentation, generator, share)
+        own = self.batch_size - (0 if self.extra is None else extra_count(self.extra_share, self.batch_size))
+        rows, extra = order[number * own : (number + 1) * own], None
+        if self.extra is not None:
+            generator = derived(self.seed, "extra", epoch, number)
+            extra = self.extra.draw(self.batch_size - len(rows), self.batch_size, generator)
+        count = len(rows) if extra is None else self.batch_size
+        share = share_of(count, rank=self.rank, processes=self.processes)
+        generator_of = partial(derived, self.seed, "augment", epoch, number)
+        return LazyBatch(step, rows, self.data, self.augmentation, generator_of, share, extra)
+
+
+def _fetched_ahead(batches: Iterator[LazyBatch]) -> Iterator[Batch]:
+    """The batches; while one is trained on, the disk is asked for the second source's images of the next."""
+    ready = None
+    for batch in batches:
+        if batch.extra is not None:
+            batch.extra.fetch()
+        if ready is not None:
+            yield ready
+        ready = batch
+    if ready is not None:
+        yield ready
 
 
 def in_order(data: ImageSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

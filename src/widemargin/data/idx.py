@@ -75,15 +75,15 @@ def _read_shape(stream: BinaryIO, path: Path, dimensions: int) -> tuple[int, ...
     return tuple(shape)
 
 
-def check_claim(where: str, *, claimed: int, stored: int, deflated: bool) -> None:
-    """``where`` says it holds ``claimed`` bytes in ``stored`` bytes of disk: possible, and not too much to hold?"""
+def check_claim(where: str, *, claimed: int, stored: int, deflated: bool, held: bool = True) -> None:
+    """``where`` says it holds ``claimed`` bytes in ``stored`` bytes of disk: possible, and (``held``) not too much?"""
     most = (stored + 1) * DEFLATE_LIMIT if deflated else stored
     if claimed > most:
         raise InputError(
             f"{where}: the header promises {claimed} bytes, more than {stored} stored bytes can hold; "
             "the file is damaged or cut short, fetch it again"
         )
-    if claimed > memory_limit():
+    if held and claimed > memory_limit():
         raise InputError(
             f"{where}: the header promises {claimed} bytes, more than half of this machine's memory; "
             "use fewer or smaller images"

@@ -7,6 +7,8 @@ are refused.
 """
 
 import math
+import mmap
+import struct
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,23 +33,24 @@ Array = npt.NDArray[Any]
 
 def has_parts(path: Path) -> bool:
     """Whether the file holds a train and a test part, and not a single set."""
-    with _opened(path) as archive:
+    with open_npz(path) as archive:
         return not {"images.npy", "labels.npy"} <= set(archive.namelist())
 
 
 def read_npz(path: Path, split: str) -> ImageSet:
     """The images of one split, or of the single set that the file holds."""
-    with _opened(path) as archive:
+    with open_npz(path) as archive:
         names = set(archive.namelist())
         prefix = "" if {"images.npy", "labels.npy"} <= names else f"{split}_"
         _check_names(names, prefix, path)
-        labels = _labels(_Member.of(archive, f"{prefix}labels", path))
-        images = _images(_Member.of(archive, f"{prefix}images", path))
+        labels = _labels(Member.of(archive, f"{prefix}labels", path))
+        images = _images(Member.of(archive, f"{prefix}images", path))
         classes = _num_classes(archive, labels, path)
     return ImageSet(torch.from_numpy(images), torch.from_numpy(labels), num_classes=classes, name=path.name)
 
 
-def _opened(path: Path) -> zipfile.ZipFile:
+def open_npz(path: Path) -> zipfile.ZipFile:
+    """The archive, or one line about why it is none."""
     check_file(path)
     with readable(f"{path}: cannot be read as an .npz file", f"write it with {_FORM}"):
         return zipfile.ZipFile(path)
@@ -64,8 +67,8 @@ def _check_names(names: set[str], prefix: str, path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _Member:
-    """One array of the file: what its header says, and how to get its values."""
+class Member:
+    """One array of the file: what its header says, and how to get its values, in memory or mapped."""
 
     archive: zipfile.ZipFile
     where: str
@@ -76,25 +79,25 @@ class _Member:
     offset: int
 
     @staticmethod
-    def of(archive: zipfile.ZipFile, name: str, path: Path) -> "_Member":
-        """Read the header only, and check that the sizes in it can be true."""
+    def of(archive: zipfile.ZipFile, name: str, path: Path, *, held: bool = True) -> "Member":
+        """Read the header only, and check that the sizes in it can be true; ``held`` means in memory."""
         where = f"{path}: {name}"
         with readable(f"{where} cannot be read", "write the file again with numpy.savez"):
             info = archive.getinfo(f"{name}.npy")
             with archive.open(info) as stream:
                 shape, fortran, dtype = _read_header(stream)  # which numpy parses as Python text
-                member = _Member(archive, where, info, shape, fortran, dtype, stream.tell())
-        member._check_size()
+                member = Member(archive, where, info, shape, fortran, dtype, stream.tell())
+        member._check_size(held=held)
         return member
 
-    def _check_size(self) -> None:
+    def _check_size(self, *, held: bool) -> None:
         if self.dtype.hasobject or self.dtype.fields is not None:
             raise InputError(f"{self.where} holds Python objects, not numbers; store uint8 or float32 arrays")
         if min(self.shape, default=1) < 1 or self.dtype.itemsize < 1:
             raise InputError(f"{self.where} must hold at least one value, got shape {self.shape} {self.dtype}")
         claimed = math.prod(self.shape) * self.dtype.itemsize + self.offset
         deflated = self.info.compress_type != zipfile.ZIP_STORED
-        check_claim(self.where, claimed=claimed, stored=self.info.compress_size, deflated=deflated)
+        check_claim(self.where, claimed=claimed, stored=self.info.compress_size, deflated=deflated, held=held)
         if claimed != self.info.file_size:
             raise InputError(
                 f"{self.where} should be {claimed} bytes for shape {self.shape} {self.dtype}, "
@@ -112,6 +115,20 @@ class _Member:
         flat = np.frombuffer(content, dtype=self.dtype, offset=self.offset)
         return flat.reshape(self.shape, order="F" if self.fortran else "C")
 
+    def mapped(self, content: mmap.mmap) -> Array:
+        """The values where they lie in the mapped file: nothing is read before it is looked at, and no checksum."""
+        if self.info.compress_type != zipfile.ZIP_STORED or self.fortran:
+            why = "in Fortran order" if self.fortran else "compressed"
+            raise InputError(
+                f"{self.where} is {why}, so it cannot be read image by image without holding all of it; write the file "
+                "again with numpy.savez, of arrays in C order"
+            )
+        local = self.info.header_offset
+        with readable(f"{self.where} is damaged", "write the file again with numpy.savez"):
+            name, extra = struct.unpack("<2H", content[local + 26 : local + 30])  # of the file's own header, the last
+            start, count = local + 30 + name + extra + self.offset, math.prod(self.shape)
+            return np.frombuffer(content, self.dtype, count, start).reshape(self.shape)
+
 
 def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(stream)
@@ -122,9 +139,9 @@ def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any
     raise ValueError(f"unknown array format {version}")
 
 
-def _images(member: _Member) -> Array:
+def _images(member: Member) -> Array:
     """(N, C, H, W), uint8 or float32."""
-    layout = _layout(member.shape, member.where)
+    layout = image_layout(member.shape, member.where)
     if member.dtype != np.uint8 and member.dtype.kind != "f":
         raise InputError(
             f"{member.where} must be uint8, or float in [0, 1], got {member.dtype}; "
@@ -137,7 +154,8 @@ def _images(member: _Member) -> Array:
         return np.array(images, dtype=np.uint8 if member.dtype == np.uint8 else np.float32, order="C")
 
 
-def _layout(shape: tuple[int, ...], where: str) -> str:
+def image_layout(shape: tuple[int, ...], where: str) -> str:
+    """Which axis is which: NHW, NCHW or NHWC."""
     if len(shape) == 3:
         return "NHW"
     if len(shape) == 4:
@@ -152,7 +170,7 @@ def _layout(shape: tuple[int, ...], where: str) -> str:
     raise InputError(f"{where} must be (N, H, W), (N, C, H, W) or (N, H, W, C) with 1 or 3 channels, got {shape}")
 
 
-def _labels(member: _Member) -> npt.NDArray[np.int64]:
+def _labels(member: Member) -> npt.NDArray[np.int64]:
     if member.dtype.kind not in "iu" or len(member.shape) != 1 or member.shape[0] < 1:
         raise InputError(
             f"{member.where} must be (N,) whole numbers, at least one, got {member.shape} {member.dtype}; "
@@ -168,7 +186,7 @@ def _num_classes(archive: zipfile.ZipFile, labels: npt.NDArray[np.int64], path: 
     """``num_classes`` if the file holds it, else the largest label of both parts, so that they agree."""
     names = set(archive.namelist())
     if "num_classes.npy" in names:
-        member = _Member.of(archive, "num_classes", path)
+        member = Member.of(archive, "num_classes", path)
         if member.shape not in ((), (1,)) or member.dtype.kind not in "iu":
             raise InputError(f"{member.where} must be one whole number, got {member.shape} {member.dtype}")
         count = int(member.values().reshape(-1)[0])
@@ -176,5 +194,5 @@ def _num_classes(archive: zipfile.ZipFile, labels: npt.NDArray[np.int64], path: 
             raise InputError(f"{member.where} must be at most {_MOST_CLASSES}, got {count}")
         return count
     parts = [name for name in ("train_labels", "test_labels") if f"{name}.npy" in names]
-    both = [labels, *(_labels(_Member.of(archive, name, path)) for name in parts)]
+    both = [labels, *(_labels(Member.of(archive, name, path)) for name in parts)]
     return 1 + int(max(part.max() for part in both))

@@ -18,6 +18,7 @@ class Adversarial(AttackingObjective):
 
     attack: Attack = one_of(ATTACK_KINDS)
     label_smoothing: float = added(0.0)
+    takes_mixed_labels = True
 
     def __post_init__(self) -> None:
         check_smoothing("Adversarial", self.label_smoothing)

@@ -35,6 +35,7 @@ class Free:
     norm: Norm = "linf"
     replays: int = 8
     label_smoothing: float = 0.0
+    takes_mixed_labels = True
 
     def __post_init__(self) -> None:
         make_threat(self.norm, self.eps)

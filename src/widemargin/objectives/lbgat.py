@@ -26,6 +26,7 @@ class Lbgat(AttackingObjective):
     beta: float = 0.0
     inner: Inner = "kl"
     label_smoothing: float = added(0.0)
+    takes_mixed_labels = True
 
     def __post_init__(self) -> None:
         check_weight("Lbgat.beta", self.beta)

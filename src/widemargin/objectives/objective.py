@@ -35,6 +35,7 @@ class AttackingObjective:
     attack: Attack
     inner: Inner | None = None
     """What the attack makes large; None is the cross-entropy."""
+    takes_mixed_labels = False
 
     @property
     def attacks(self) -> bool:

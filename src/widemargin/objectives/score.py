@@ -28,6 +28,7 @@ class Score(AttackingObjective):
     beta: float = 3.0
     clip: float = 0.0
     label_smoothing: float = 0.0
+    takes_mixed_labels = True
 
     def __post_init__(self) -> None:
         check_weight("Score.beta", self.beta)

@@ -17,6 +17,7 @@ class Standard:
     """mean CE(z(x), y)."""
 
     label_smoothing: float = added(0.0)
+    takes_mixed_labels = True
 
     def __post_init__(self) -> None:
         check_smoothing("Standard", self.label_smoothing)

@@ -27,6 +27,7 @@ class Trades(AttackingObjective):
     inner: Inner = "kl"
     repeat_clean: bool = False
     label_smoothing: float = added(0.0)
+    takes_mixed_labels = True
 
     def __post_init__(self) -> None:
         check_weight("Trades.beta", self.beta)

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
-from widemargin.core.checks import check_labels, check_number
+from widemargin.core.checks import check_number, check_targets
 from widemargin.errors import InputError
 from widemargin.gradients.penalties import Cotangents
+from widemargin.losses import label_shares
 from widemargin.regularizers.regularizer import InputGradientPenalty
 from widemargin.types import Norm
 
@@ -55,8 +55,8 @@ class InputGradient(InputGradientPenalty):
 
         def cotangents(logits: Tensor) -> Tensor:
             num_classes, smoothing = logits.shape[1], self.label_smoothing
-            check_labels("InputGradient", y, batch=len(x), num_classes=num_classes)
-            target = (1 - smoothing) * one_hot(y.long(), num_classes).to(logits.dtype) + smoothing / num_classes
+            check_targets("InputGradient", y, batch=len(x), num_classes=num_classes)
+            target = (1 - smoothing) * label_shares(y, logits) + smoothing / num_classes
             return (torch.softmax(logits, dim=1) - target).unsqueeze(0)
 
         return cotangents

@@ -17,15 +17,16 @@ same; they are not the CPU's numbers. A generator that no step of a kind has dra
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from widemargin.config.run import AWPConfig, RunConfig
-from widemargin.data.augmentation import DrawnBefore, is_drawn_before
+from widemargin.data.batch_augmentation import apply, draw, is_drawn_before
 from widemargin.data.batches import Batch, LazyBatch
-from widemargin.data.image_set import as_floats
+from widemargin.data.extra import ExtraRows
+from widemargin.data.image_set import ImageSet, as_floats
 from widemargin.engine.cuda_graphs import Pace, capturing
 from widemargin.engine.fast_model import FastNetwork
 from widemargin.engine.plan import Plan, choosing_kernels
@@ -56,10 +57,11 @@ class CopyInputs:
 class GatherInputs:
     """Holds positions and draws; the images and labels are made of them inside the graph."""
 
-    def __init__(self, batch: LazyBatch, augmentation: DrawnBefore) -> None:
-        self._data, self._augmentation = batch.data, augmentation
+    def __init__(self, batch: LazyBatch) -> None:
+        self._data, self._augmentation = batch.data, batch.augmentation
         self._rows = torch.empty_like(batch.rows)
         self._draws = self._drawn(batch).to(batch.rows.device)
+        self._extra = None if batch.extra is None else ExtraInputs(batch.extra, batch.data)
 
     def fill(self, batch: Batch) -> None:
         """Copy positions and draws."""
@@ -68,14 +70,41 @@ class GatherInputs:
         self._rows.copy_(batch.rows)
         if self._draws.numel():
             self._draws.copy_(self._drawn(batch), non_blocking=True)
+        if self._extra is not None and batch.extra is not None:
+            self._extra.fill(batch.extra, self._data)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """The batch's images and labels."""
-        images = self._augmentation.apply(self._data.images[self._rows], self._draws)
-        return as_floats(images), self._data.labels[self._rows]
+        images, labels = self._data.images[self._rows], self._data.labels[self._rows]
+        if self._extra is not None:
+            images, labels = self._extra.join(images, labels)
+        images, labels = apply(self._augmentation, images, labels, self._data.num_classes, self._draws)
+        return as_floats(images), labels
 
     def _drawn(self, batch: LazyBatch) -> Tensor:
-        return self._augmentation.draw(len(batch.rows), batch.generator())
+        return draw(self._augmentation, batch.size, batch.generator())
+
+
+class ExtraInputs:
+    """Holds what a batch gets of a second source: images, labels, and their places in the batch."""
+
+    def __init__(self, extra: ExtraRows, data: ImageSet) -> None:
+        images, labels = extra.read(data)
+        self._images, self._labels = torch.empty_like(images), torch.empty_like(labels)
+        self._places = torch.empty_like(extra.places, device=data.device)
+
+    def fill(self, extra: ExtraRows, data: ImageSet) -> None:
+        """Read the images, and copy all."""
+        images, labels = extra.read(data)
+        self._images.copy_(images)
+        self._labels.copy_(labels)
+        self._places.copy_(extra.places, non_blocking=True)
+
+    def join(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The set's own and these, in their places."""
+        parts = (images, self._images), (labels, self._labels)
+        images, labels = (torch.cat(pair)[self._places] for pair in parts)
+        return images, labels
 
 
 GraphInputs = CopyInputs | GatherInputs
@@ -84,14 +113,14 @@ GraphInputs = CopyInputs | GatherInputs
 def inputs_for(batch: Batch) -> GraphInputs:
     """What holds batches like this one."""
     if isinstance(batch, LazyBatch) and _is_gathered(batch):
-        return GatherInputs(batch, cast(DrawnBefore, batch.augmentation))
+        return GatherInputs(batch)
     return CopyInputs(batch)
 
 
 def batch_key(batch: Batch) -> tuple[Any, ...]:
     """Equal for batches that the same inputs can hold."""
     if isinstance(batch, LazyBatch) and _is_gathered(batch):
-        return id(batch.data), len(batch.rows)
+        return id(batch.data), len(batch.rows), batch.size
     return tuple(batch.images.shape)
 
 

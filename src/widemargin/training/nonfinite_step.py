@@ -112,7 +112,7 @@ class ReplayedStep:
 
     context: StepContext
     indices: list[int]
-    """Where in the training images the samples are."""
+    """Where in the training images the samples are; from their number on, in the second source."""
     values: Tensors
     gradients: Tensors
 
@@ -147,7 +147,8 @@ def replay(folder: str | Path, *, device: str = "auto", engine: str | None = Non
     table, tensors = _read(Path(folder))
     config, context, chosen = from_dict(table["config"]), StepContext(**table["moment"]), choose_device(device)
     images, labels, indices = (tensors[name].to(chosen) for name in ("images", "labels", "indices"))
-    state = make_state(config, ImageSet(torch.zeros_like(images[:1]), labels[:1], table["num_classes"], "replay"))
+    label = torch.zeros(1, dtype=torch.int64, device=chosen)
+    state = make_state(config, ImageSet(torch.zeros_like(images[:1]), label, table["num_classes"], "replay"))
     for name, net in state.nets.all().items():
         prefix = f"nets/{name}/"
         net.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})

@@ -1,16 +1,18 @@
 """From a configuration to what training works on: data splits, batches, networks and optimizer on the device."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from widemargin.config.run import DataConfig, RunConfig
 from widemargin.core import randomness
-from widemargin.data.augmentation import AUGMENTATIONS, Augmentation
+from widemargin.data.augmentation import AUGMENTATIONS
+from widemargin.data.batch_augmentation import Augmentation, Chain
 from widemargin.data.batches import Batches
 from widemargin.data.datasets import load
+from widemargin.data.extra import ExtraImages, open_extra
 from widemargin.data.image_set import ImageSet, stratified_split
 from widemargin.distributed.group import Processes
 from widemargin.distributed.sync_batch_norm import share_batch_norms
@@ -23,11 +25,12 @@ from widemargin.types import HasMemory, Nets, Replays
 
 @dataclass(frozen=True)
 class Splits:
-    """Training, validation (where held out) and test images, on the device."""
+    """Training, validation (where held out) and test images, on the device; of a second source for training, files."""
 
     train: ImageSet
     validation: ImageSet | None
     test: ImageSet
+    extra: ExtraImages | None = None
 
     def __post_init__(self) -> None:
         for name, part in (("validation", self.validation), ("test", self.test)):
@@ -40,7 +43,7 @@ class Splits:
     def to(self, device: torch.device) -> "Splits":
         """The same images on a device."""
         validation = None if self.validation is None else self.validation.to(device)
-        return Splits(train=self.train.to(device), validation=validation, test=self.test.to(device))
+        return replace(self, train=self.train.to(device), validation=validation, test=self.test.to(device))
 
 
 def _sizes(data: ImageSet) -> str:
@@ -58,7 +61,8 @@ def load_splits(config: DataConfig, *, seed: int, data_dir: str | None, device: 
         train, validation = train.subset(kept), train.subset(held).to(device)
     if config.train_limit is not None:
         train = train.first(config.train_limit)
-    return Splits(train=train.to(device), validation=validation, test=test.to(device))
+    extra = None if config.extra is None else open_extra(config.extra, data_dir=data_dir)
+    return Splits(train=train.to(device), validation=validation, test=test.to(device), extra=extra)
 
 
 def _note_unknown_classes(train: ImageSet, test: ImageSet) -> None:
@@ -76,28 +80,37 @@ def _note_unknown_classes(train: ImageSet, test: ImageSet) -> None:
 
 def held_out_images(config: RunConfig, *, data_dir: str | None, limit: int | None = None) -> ImageSet:
     """The images that a run did not train on and chose its best weights by; refused where it held out none."""
-    splits = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=torch.device("cpu"))
+    data = replace(config.data, extra=None, extra_share=None)
+    splits = load_splits(data, seed=config.seed, data_dir=data_dir, device=torch.device("cpu"))
     if splits.validation is None:
         raise InputError("--split validation: this run held out no images (data.held_out is 0); use --split test")
     return splits.validation if limit is None else splits.validation.first(limit)
 
 
 def make_augmentation(config: DataConfig) -> Augmentation:
-    """The augmentation, or that of the name."""
-    named = config.augmentation
-    made: Augmentation = AUGMENTATIONS[named]() if isinstance(named, str) else named
-    return made
+    """The augmentation, or several in a chain."""
+    made: list[Augmentation] = [
+        AUGMENTATIONS[part]() if isinstance(part, str) else part for part in config.augmentations
+    ]
+    return made[0] if len(made) == 1 else Chain(tuple(made))
 
 
-def make_batches(config: RunConfig, train: ImageSet) -> Batches:
-    """The training batches."""
-    objective = config.objective
+def make_batches(config: RunConfig, train: ImageSet, extra: ExtraImages | None = None) -> Batches:
+    """The training batches, with a share of a second source where the run has one."""
+    objective, share = config.objective, config.data.extra_share
+    if share is not None and extra is None:
+        raise InputError(
+            "data.extra_share has no effect on splits without a second source; give them one "
+            "(Splits(..., extra=widemargin.data.open_extra(path))), or remove it"
+        )
     return Batches(
         data=train,
         batch_size=config.batch_size,
         seed=config.seed,
         augmentation=make_augmentation(config.data),
         replays=objective.replays if isinstance(objective, Replays) else 1,
+        extra=extra if share is not None else None,
+        extra_share=share or 0.0,
     )
 
 

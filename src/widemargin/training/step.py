@@ -24,6 +24,7 @@ from widemargin.distributed.sync_batch_norm import average_own_statistics, reduc
 from widemargin.engine.fast_model import FastNetwork
 from widemargin.engine.plan import Plan, choosing_kernels
 from widemargin.heads.training import after_update
+from widemargin.losses import share_predicted
 from widemargin.regularizers.penalty import Penalty
 from widemargin.training.awp import UNPERTURBED_LOSS, perturbed_weights
 from widemargin.training.nonfinite import NO_GUARD, Guard
@@ -118,7 +119,7 @@ def take_step(
     guard.remember()
     with _outcome(nets, objective, x, y, context, awp) as (outcome, values):
         total = outcome.loss
-        values |= {"loss": total, "correct": outcome.logits.argmax(1) == y, **outcome.terms}
+        values |= {"loss": total, "correct": share_predicted(outcome.logits, y), **outcome.terms}
         average_own_statistics(nets)
         for penalty in penalties:
             amount = penalty(nets.model, x, outcome.x_adv, y, generator=context.generator(penalty.name))

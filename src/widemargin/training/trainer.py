@@ -153,7 +153,7 @@ def begin(
     """The state, fresh or as the folder has it, the same in every process, and what does not change while it trains."""
     splits = splits.to(device)
     with group.sync_errors():
-        batches = replace(make_batches(config, splits.train), rank=group.rank, processes=group.count)
+        batches = replace(make_batches(config, splits.train, splits.extra), rank=group.rank, processes=group.count)
         state = make_state(config, splits.train)
         synchronize_batch_norms(state.nets, group, sync_bn=options.sync_bn)
         plan = make_plan(options.engine, state.nets.model, splits.train.image_shape, device)

@@ -12,6 +12,7 @@ from widemargin.config.run import RunConfig, WatchConfig
 from widemargin.core import randomness
 from widemargin.core.modes import copied_buffers, with_values
 from widemargin.core.precision import full_float32
+from widemargin.data.batch_augmentation import without_mixing
 from widemargin.data.batches import in_order
 from widemargin.data.image_set import ImageSet, as_floats
 from widemargin.distributed.group import SINGLE_PROCESS, Processes
@@ -108,7 +109,7 @@ def training_points(
 
     Measuring leaves the statistics alone, whatever mode the attack runs in.
     """
-    augment, size = make_augmentation(config.data), batch_size(config, train)
+    augment, size = without_mixing(make_augmentation(config.data)), batch_size(config, train)
     for number, start in enumerate(range(0, len(train), size)):
         if not group.mine(number):
             continue
