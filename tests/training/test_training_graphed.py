@@ -88,8 +88,15 @@ def small(*settings):
     return with_overrides(find_recipe("mnist-mlp/st-wd0.001").config, [*shorter, *settings])
 
 
-@pytest.mark.parametrize("augmentation", [NoAugmentation(), Chain((CropFlip(padding=2), CutMix()))], ids=str)
-@pytest.mark.parametrize("method", METHODS)
+MIXES = Chain((CropFlip(padding=2), CutMix()))
+CASES = [
+    *((method, CropFlip(padding=2)) for method in METHODS),
+    ("an attack draws", MIXES),
+    ("nothing is drawn", MIXES),
+]
+
+
+@pytest.mark.parametrize(("method", "augmentation"), CASES, ids=str)
 def test_repeated_steps_are_the_plain_ones(method, augmentation):
     settings, drawn = METHODS[method]
     config, data = small(*settings), noise(45)
