@@ -10,7 +10,7 @@ from torch import nn
 
 from widemargin.core.checks import choice
 from widemargin.core.modes import evaluating
-from widemargin.core.precision import allowing_tf32, bfloat16_factors, has_bfloat16_factors
+from widemargin.core.precision import allowing_tf32, bfloat16_factors, quickest_cpu_products
 
 Engine = Literal["auto", "eager", "fast"]
 ENGINES: tuple[Engine, ...] = ("auto", "eager", "fast")
@@ -53,13 +53,13 @@ class Plan:
 def make_plan(engine: str, model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> Plan:
     """The plan for ``auto``, ``eager`` or ``fast``: fast where there is a GPU, eager elsewhere under ``auto``.
 
-    Asked to be fast, a CPU that multiplies bfloat16 quickly rounds the factors of products to it.
+    Asked to be fast, a CPU that multiplies bfloat16 quickly uses it, in the way that is fastest there.
     """
     choice("", "--engine", engine, ENGINES)
     if engine == "eager" or (engine == "auto" and device.type != "cuda"):
         return Plan()
     if device.type != "cuda":
-        return Plan(engine="fast", precision="bfloat16 factors" if has_bfloat16_factors() else "float32")
+        return Plan(engine="fast", precision=quickest_cpu_products())
     heavy = forward_flops(model, image_shape, device) >= HEAVY
     modern = torch.cuda.get_device_capability(device)[0] >= 8
     quicker: Literal["tf32", "bfloat16"] = "bfloat16" if heavy else "tf32"
