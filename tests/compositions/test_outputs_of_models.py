@@ -28,7 +28,7 @@ from widemargin.engine.plan import Plan
 from widemargin.evaluation import measure_margins
 from widemargin.objectives import OBJECTIVES
 from widemargin.regularizers import InputGradient
-from widemargin.types import Nets
+from widemargin.types import HasMemory, Nets
 
 
 @dataclass
@@ -134,16 +134,21 @@ def test_an_evaluation(output):
 
 
 SETTINGS = {"trades": {"repeat_clean": True}, "lbgat": {"beta": 1.0}, "mail": {"slope": 10.0, "bias": 0.0}}
+ATTACKLESS = {"standard": {}, "free": {"eps": 0.1}}
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
 @pytest.mark.parametrize("over", ["at", "trades", "mart"])
 def test_objectives(output, kind, over):
-    settings = {} if kind == "standard" else {"attack": PGD(**{**vars(ATTACK), "random_start": "gaussian"})}
+    settings = dict(ATTACKLESS.get(kind, {"attack": PGD(**{**vars(ATTACK), "random_start": "gaussian"})}))
     settings |= SETTINGS.get(kind, {}) | ({"over": over} if kind == "mail" else {})
     x, y, found = images(3, 1, 3, 5), labels(3, 4), []
+    objective = OBJECTIVES[kind](**settings)
     for model in pair(output):
-        outcome = OBJECTIVES[kind](**settings)(Nets(model, model), x, y, epoch=0, generator=random_start())
+        memory = None
+        if isinstance(objective, HasMemory):
+            memory = objective.make_memory(image_shape=(1, 3, 5), num_classes=4, batch_size=3).double()
+        outcome = objective(Nets(model, model, memory), x, y, epoch=0, generator=random_start())
         found.append([outcome.loss, outcome.logits, *gradients(model, outcome.loss)])
     assert all(map(torch.equal, *found))
 

@@ -163,7 +163,7 @@ MISTAKES = {
     "table1 --seeds 0,x": "--seeds: '0,x'",
     "table1 --seeds 1,1": "--seeds: '1,1'",
     "table1 --workers 0": "--workers must be at least 1, got 0",
-    "table1 --judge-with guessing": "--judge-with: 'guessing' is unknown; known are autoattack, distance",
+    "table1 --judge-with guessing": "--judge-with: 'guessing' is unknown; known are autoattack, strongest",
     "table1 --judge-rows best": "--judge-rows has no effect without --judge-with",
     "table1 --judge-with autoattack --judge-rows nope": "--judge-rows: 'nope' is not in this table",
     "resnet18 --judge-with autoattack": "resnet18 reports it for every row",
