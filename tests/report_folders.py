@@ -212,7 +212,9 @@ def write_sweep(folder: Path) -> Path:
     return folder
 
 
-def write_result(folder: Path, *, recipe: str = "mnist-mlp/st-emr", seed: int = 0, clean: float = 97.4) -> dict:
+def write_result(
+    folder: Path, *, recipe: str = "mnist-mlp/st-emr", seed: int = 0, clean: float = 97.4, quick: bool = False
+) -> dict:
     """A reproduced row."""
     folder.mkdir(parents=True)
     config = to_dict(find_recipe(recipe).config) | {"seed": seed}
@@ -220,7 +222,7 @@ def write_result(folder: Path, *, recipe: str = "mnist-mlp/st-emr", seed: int = 
     result = {
         "recipe": recipe,
         "seed": seed,
-        "quick": False,
+        "quick": quick,
         "accuracy": {"clean": clean, "pgd20": clean - 10},
         "margin_train": margins | {"mean": 4.4},
         "margin_test": margins,

@@ -301,7 +301,8 @@ MISTAKES = {
     ),
     "a normalization of three channels": (
         (*NET, "--normalize", "cifar10"),
-        "--normalize must be none, cifar10, cifar100, svhn, tiny-imagenet, mnist, or MEAN,STD (2 numbers, or 2 for images of 1 channels: the means",
+        "--normalize must be none, cifar10, cifar100, svhn, tiny-imagenet, mnist, or MEAN,STD (2 numbers, or 2 for "
+        "images of 1 channels: the means",
     ),
     "the scale of a function's head": (
         ("own_nets:factory", *DIGITS, "--head-scale", "10"),

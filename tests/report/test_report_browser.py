@@ -1,6 +1,8 @@
 """The page in a real browser: every figure is seen, nothing complains, it fits a phone, the text can be read."""
 
+import math
 import os
+from xml.etree import ElementTree
 
 import pytest
 from chromium_pipe import PROGRAM, Browser
@@ -137,3 +139,113 @@ def test_the_links_lead_somewhere(opened):
 def test_a_photograph_can_be_taken(opened, tmp_path):
     opened.photograph(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 50_000
+
+
+# What the script does
+
+
+@pytest.fixture
+def touched(browser, page):
+    browser.open(page, width=1400)
+    return browser
+
+
+def test_autoattack_is_on_the_screen_at_every_width(browser, page):
+    for width in (1400, 375):
+        browser.open(page, width=width)
+        right = browser.run(
+            '[...document.querySelectorAll(".ranking thead th")].find(th => th.textContent.includes("AutoAttack"))'
+            ".getBoundingClientRect().right"
+        )
+        assert right <= width
+
+
+def test_a_click_on_a_head_sorts_and_words_filter(touched):
+    column = "[...document.querySelector('.ranking').tBodies[0].rows].map(row => parseFloat(row.cells[3].textContent))"
+    click = "document.querySelectorAll('.ranking thead th')[3].click()"
+    touched.run(click)
+    down = touched.run(column)
+    touched.run(click)
+    assert down == sorted(down, reverse=True)
+    assert touched.run(column) == sorted(down)
+    assert touched.run("document.querySelectorAll('.ranking thead th')[3].getAttribute('aria-sort')") == "ascending"
+    hidden = touched.run("""(() => {
+      const table = [...document.querySelectorAll("table")].find(t => t.closest(".scroll").previousElementSibling
+        && t.closest(".scroll").previousElementSibling.matches(".tools"));
+      const field = table.closest(".scroll").previousElementSibling.querySelector("input");
+      const word = table.tBodies[0].rows[0].cells[0].textContent.trim().split(/\\s+/)[0];
+      field.value = word + " nothingelse";
+      field.dispatchEvent(new Event("input"));
+      const none = [...table.tBodies[0].rows].every(row => row.hidden);
+      field.value = word;
+      field.dispatchEvent(new Event("input"));
+      return [none, table.tBodies[0].rows[0].hidden];
+    })()""")
+    assert hidden == [True, False]
+
+
+def test_a_click_on_a_legend_leaves_one_alone_and_again_shows_all(touched):
+    faded = '[...document.querySelectorAll("#training .faded")].length'
+    press = 'document.querySelectorAll("#training .legend li")[1].click()'
+    assert touched.run(faded) == 0
+    touched.run(press)
+    assert touched.run(faded) > 0
+    assert touched.run('[...document.querySelectorAll("#training .faded")].every(e => e.dataset.of.endsWith("/at"))')
+    touched.run(press)
+    assert touched.run(faded) == 0
+
+
+def test_values_stand_beside_the_pointer(touched):
+    said = touched.run("""(() => {
+      const figure = [...document.querySelectorAll("#training figure")].find(f => f.textContent.includes("Loss"));
+      const box = figure.querySelector("svg.chart").getBoundingClientRect();
+      const place = { clientX: box.left + box.width * 42 / 360, clientY: box.top + box.height / 2 };
+      figure.querySelector("svg.chart").dispatchEvent(new PointerEvent("pointermove", place));
+      const rows = [...figure.querySelectorAll(".values div")].map(d => d.textContent);
+      return [figure.querySelector(".values").hidden, rows, figure.querySelector(".values b").textContent];
+    })()""")
+    assert said[0] is False
+    assert said[2] == "1"  # the first epoch, at the left end of the axis
+    loss = 2.4 * math.exp(-1 / 40) + 0.9
+    assert f"cifar-resnet18/at: {loss:.4g}" in said[1]
+
+
+def test_a_logarithmic_axis_and_smoothing_draw_the_lines_anew(touched):
+    paths = touched.run("""(() => {
+      const figure = [...document.querySelectorAll("#training figure")].find(f => f.textContent.includes("Loss"));
+      const drawn = () => figure.querySelector("path.line").getAttribute("d");
+      const log = [...figure.querySelectorAll("button")].find(b => b.textContent === "Log");
+      const found = [drawn()];
+      log.click();
+      found.push(drawn());
+      log.click();
+      found.push(drawn());
+      const slider = document.querySelector("#training input[type=range]");
+      slider.value = 0.9;
+      slider.dispatchEvent(new Event("input"));
+      found.push(drawn());
+      return found;
+    })()""")
+    linear, log, again, smooth = paths
+    assert linear == again
+    assert len({linear, log, smooth}) == 3
+
+
+def test_a_chart_is_downloaded_as_a_picture_of_its_own(touched):
+    text = touched.run("""(async () => {
+      let saved = null;
+      URL.createObjectURL = blob => { saved = blob; return "#"; };
+      document.querySelector("#training figure .tools button:last-child").click();
+      return await saved.text();
+    })()""")
+    root = ElementTree.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "stroke: rgb(" in text
+
+
+def test_the_script_is_small_and_needs_nothing(page):
+    html = page.read_text()
+    script = html[html.index("<script>") : html.index("</script>")]
+    assert len(script.encode()) <= 15_000
+    assert "src=" not in script
+    assert "http" not in script

@@ -209,7 +209,7 @@ def _compare_seeds(first: Sequence[JudgedImages], second: Sequence[JudgedImages]
     paired = None not in ours and ours.keys() == theirs.keys() and len(ours) == len(first) == len(second)
     if paired:
         gaps = [ours[seed] - theirs[seed] for seed in ours]
-        half = _t(len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
+        half = student_t(len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
     elif min(len(side) for side in sides) < 2:
         raise InputError(
             f"compare: {len(first)} seeds against {len(second)}, which are not the same ones; give one evaluation on "
@@ -219,7 +219,7 @@ def _compare_seeds(first: Sequence[JudgedImages], second: Sequence[JudgedImages]
         squares = [stdev(side) ** 2 / len(side) for side in sides]
         total = sum(squares)
         freedom = total**2 / sum(s**2 / (len(side) - 1) for s, side in zip(squares, sides, strict=True)) if total else 1
-        half = _t(int(freedom)) * math.sqrt(total)
+        half = student_t(int(freedom)) * math.sqrt(total)
     difference = means[0] - means[1]
     return Comparison(
         first=_common_name(first),
@@ -245,7 +245,7 @@ def _value(judged: JudgedImages, by: str) -> float:
     return float(values[values.isfinite()].mean())
 
 
-def _t(freedom: int) -> float:
+def student_t(freedom: int) -> float:
     """Student's 97.5% quantile; beyond the table by the expansion around the normal one, right to 3 digits."""
     if freedom <= len(_T):
         return _T[max(1, freedom) - 1]

@@ -49,13 +49,13 @@ def line_chart(
     x_range = span([*xs, *(tick.value for tick in x_ticks or ())])
     on = axes(x_range, whole_ticks(*x_range) if x_ticks is None else x_ticks, ticks(low, high))
     bands = Markup("").join(_band(line, on) for line in series if line.spread)
-    return framed(text, on, bands + Markup("").join(_line(line, on) for line in series))
+    return framed(text, on, bands + Markup("").join(_line(line, on) for line in series), alive=True)
 
 
 def _band(line: Series, on: Axes) -> Markup:
     lower, upper = line.edges()
     places = "L".join(f"{on.x(x):.1f} {on.y(y):.1f}" for x, y in [*upper, *reversed(lower)])
-    return Markup('<path class="band {}" d="M{}Z"/>').format(color_class(line.color), places)
+    return Markup('<path class="band {}" data-of="{}" d="M{}Z"/>').format(color_class(line.color), line.label, places)
 
 
 def _line(line: Series, on: Axes) -> Markup:
@@ -63,8 +63,9 @@ def _line(line: Series, on: Axes) -> Markup:
     dot = Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="2.4"><title>{}: {:.4g} at {:g}</title></circle>')
     few = line.points if len(line.points) <= FEW else ()
     dots = Markup("").join(dot.format(on.x(x), on.y(y), line.label, y, x) for x, y in few)
-    path = Markup('<path class="line" d="M{}"/>').format(places)
-    return Markup('<g class="{}">{}{}</g>').format(color_class(line.color), path, dots)
+    values = " ".join(f"{x:.6g},{y:.4g}" for x, y in line.points)
+    path = Markup('<path class="line" d="M{}" data-values="{}"/>').format(places, values)
+    return Markup('<g class="{}" data-of="{}">{}{}</g>').format(color_class(line.color), line.label, path, dots)
 
 
 BINS = 40
@@ -106,9 +107,8 @@ def _outline(sample: Sample, share: Sequence[float], bounds: Sequence[float], on
     steps = [f"V{on.y(value):.1f}H{on.x(right):.1f}" for value, right in zip(share, bounds[1:], strict=True)]
     path = f"M{on.x(bounds[0]):.1f} {on.y(0):.1f}{''.join(steps)}V{on.y(0):.1f}"
     mean = float(np.clip(np.mean(sample.values), bounds[0], bounds[-1]))
-    return Markup('<g class="{}"><path class="area" d="{}Z"/><path class="line thin" d="{}"/>{}</g>').format(
-        color_class(sample.color), path, path, _upright("mean", on.x(mean))
-    )
+    body = Markup('<g class="{}" data-of="{}"><path class="area" d="{}Z"/><path class="line thin" d="{}"/>{}</g>')
+    return body.format(color_class(sample.color), sample.label, path, path, _upright("mean", on.x(mean)))
 
 
 MOST_POINTS = 3000

@@ -94,11 +94,12 @@ Parts = Sequence[Part]
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, to which ``id`` is the link, and what stands below."""
+    """A heading, to which ``id`` is the link, and what stands below; ``folded`` is what one clicks on to see it."""
 
     id: str
     title: str
     parts: Parts
+    folded: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ def alarms(found: Findings) -> Parts:
     if unchecked:
         sentences.append(Sentence(f"Not checked for alarms: {listed(unchecked)}.", "note"))
     notes = [Sentence(f"{e.label}: {note}", "note") for e in found.evaluations for note in e.notes]
-    tables = [Table.of("Alarms", raised, ALARM_COLUMNS, words=True)] if raised else []
+    tables = [Table.of("Alarms", raised, ALARM_COLUMNS, kind="words")] if raised else []
     if trained:
-        tables.append(Table.of("Alarms in training", trained, TRAINING_ALARM_COLUMNS, words=True))
+        tables.append(Table.of("Alarms in training", trained, TRAINING_ALARM_COLUMNS, kind="words"))
     shown = [*raised, *_once_each(trained)]
     return [*([Alarms(shown, tables)] if shown else []), *sentences, *notes]
 

@@ -114,16 +114,27 @@ def axes(x_range: tuple[float, float], x_ticks: Sequence[Tick], y_ticks: Sequenc
     return Axes(x, y, x_ticks, y_ticks)
 
 
-def svg(text: Text, body: Markup, *, height: float = HEIGHT) -> Markup:
-    """The picture: a named image for a screen reader, scaled to the width there is."""
+def svg(text: Text, body: Markup, *, height: float = HEIGHT, axes: str = "") -> Markup:
+    """The picture: a named image for a screen reader, scaled to the width there is; ``axes`` are for the script."""
     return Markup(
-        '<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-labelledby="{id}-t {id}-d">'
+        '<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-labelledby="{id}-t {id}-d"{axes}>'
         '<title id="{id}-t">{title}</title><desc id="{id}-d">{description}</desc>{body}</svg>'
-    ).format(width=WIDTH, height=height, id=text.id, title=text.title, description=text.description, body=body)
+    ).format(
+        width=WIDTH,
+        height=height,
+        id=text.id,
+        title=text.title,
+        description=text.description,
+        body=body,
+        axes=Markup(' data-axes="{}"').format(axes) if axes else "",
+    )
 
 
-def framed(text: Text, on: Axes, body: Markup) -> Markup:
-    """A chart with axes: quiet horizontal lines, numbers, units."""
+def framed(text: Text, on: Axes, body: Markup, *, alive: bool = False) -> Markup:
+    """A chart with axes: quiet horizontal lines, numbers, units.
+
+    An ``alive`` one says what its axes are, so that the script can tell values, and draw it anew.
+    """
     row = Markup(
         '<line class="grid" x1="{left:g}" x2="{right:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
         '<text class="tick" x="{at:g}" y="{y:.1f}" dy="3.5" text-anchor="end">{text}</text>'
@@ -141,7 +152,9 @@ def framed(text: Text, on: Axes, body: Markup) -> Markup:
     units = Markup(
         '<text class="unit" x="{:g}" y="{:g}" text-anchor="end">{}</text><text class="unit" x="0" y="11">{}</text>'
     ).format(right, HEIGHT - 5, text.x, text.y)
-    return svg(text, Markup("").join([*rows, axis, *marks, body, units]))
+    ends = (on.x.low, on.x.high, on.x.start, on.x.end, on.y.low, on.y.high, on.y.start, on.y.end)
+    told = " ".join(f"{end:.6g}" for end in ends) if alive else ""
+    return svg(text, Markup("").join([*rows, axis, *marks, body, units]), axes=told)
 
 
 COLORS = 8
@@ -185,7 +198,7 @@ def part_legend(entries: Sequence[tuple[str, str]]) -> Markup:
 
 
 def _legend(entries: Sequence[tuple[str, Markup]]) -> Markup:
-    entry = Markup('<li><svg class="swatch" viewBox="0 0 22 8" aria-hidden="true">{}</svg>{}</li>')
+    entry = Markup('<li data-of="{1}"><svg class="swatch" viewBox="0 0 22 8" aria-hidden="true">{0}</svg>{1}</li>')
     items = Markup("").join(entry.format(swatch, label) for label, swatch in entries)
     return Markup('<ul class="legend">{}</ul>').format(items) if entries else items
 

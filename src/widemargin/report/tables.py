@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
 T = TypeVar("T")
+Kind = Literal["numbers", "words", "heat", "ranking"]
 
 
 @dataclass(frozen=True)
 class Head:
-    """A column's name and unit."""
+    """A column's name and unit; a ``minor`` one is left out where there is little room."""
 
     title: str
     detail: str = ""
+    minor: bool = False
 
     def __str__(self) -> str:
         return f"{self.title} ({self.detail})" if self.detail else self.title
@@ -26,11 +28,15 @@ class Head:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a cell says; each line ``below`` it is said more quietly; ``style`` colors it on the page."""
+    """What a cell says; each line ``below`` it is said more quietly; ``style`` colors it on the page.
+
+    ``best`` marks the best number of a column.
+    """
 
     text: str
     below: tuple[str, ...] = ()
     style: str = ""
+    best: bool = False
 
     def __str__(self) -> str:
         return f"{self.text} ({', '.join(self.below)})" if self.below else self.text
@@ -44,8 +50,8 @@ Columns = Sequence[tuple[str | Head, Callable[[T], str | Entry | None]]]
 class Table:
     """Rows of entries, of which the first is the row's name.
 
-    ``kind`` says whether the entries are numbers, words, or the tiles of a heat map; ``across`` is what the heads are
-    values of.
+    ``kind`` says whether the entries are numbers, words, or the tiles of a heat map, or whether the rows stand in an
+    order that the reader may change; ``across`` is what the heads are values of.
     """
 
     macro: ClassVar = "table"
@@ -53,12 +59,12 @@ class Table:
     heads: Sequence[Head]
     rows: Sequence[Sequence[Entry]]
     notes: Sequence[str] = ()
-    kind: Literal["numbers", "words", "heat"] = "numbers"
+    kind: Kind = "numbers"
     across: str = ""
 
     @classmethod
     def of(
-        cls, title: str, things: Iterable[T], columns: Columns[T], *, notes: Sequence[str] = (), words: bool = False
+        cls, title: str, things: Iterable[T], columns: Columns[T], *, notes: Sequence[str] = (), kind: Kind = "numbers"
     ) -> "Table":
         """A row for each of the things."""
         return cls(
@@ -66,7 +72,7 @@ class Table:
             heads=[head if isinstance(head, Head) else Head(head) for head, _ in columns],
             rows=[[_entry(said(thing)) for _, said in columns] for thing in things],
             notes=notes,
-            kind="words" if words else "numbers",
+            kind=kind,
         )
 
     def _head_texts(self) -> list[str]:
@@ -78,7 +84,7 @@ class Table:
         align = ":--" if self.kind == "words" else "--:"
         lines = markdown_lines(
             map(plain_text, self._head_texts()),
-            ([plain_text(str(entry)) for entry in row] for row in self.rows),
+            ([_markdown_entry(entry) for entry in row] for row in self.rows),
             align=(":--", *[align] * (len(self.heads) - 1)),
         )
         notes = [""] * bool(self.notes) + [f"- {plain_text(note)}" for note in self.notes]
@@ -91,11 +97,12 @@ class Table:
             [
                 r"\begin{table}",
                 f"\\caption{{{_latex_text(self.title)}}}",
+                f"\\label{{tab:{re.sub('[^a-z0-9]+', '-', self.title.lower()).strip('-')}}}",
                 f"\\begin{{tabular}}{{{columns}}}",
                 r"\toprule",
-                _latex_row(self._head_texts()),
+                _latex_row(map(_latex_text, self._head_texts())),
                 r"\midrule",
-                *map(_latex_row, self.rows),
+                *(_latex_row(map(_latex_entry, row)) for row in self.rows),
                 r"\bottomrule",
                 r"\end{tabular}",
                 *(f"\\par\\footnotesize {_latex_text(note)}" for note in self.notes),
@@ -124,6 +131,11 @@ def markdown_lines(heads: Iterable[str], rows: Iterable[Sequence[str]], *, align
     return [f"| {' | '.join(heads)} |", f"| {' | '.join(align)} |", *(f"| {' | '.join(cells)} |" for cells in rows)]
 
 
+def _markdown_entry(entry: Entry) -> str:
+    text = plain_text(str(entry))
+    return f"**{plain_text(entry.text)}**{text[len(plain_text(entry.text)) :]}" if entry.best else text
+
+
 def plain_text(text: str) -> str:
     """Text on one line that Markdown does not take for markup."""
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
@@ -144,8 +156,14 @@ _LATEX = {
 }
 
 
-def _latex_row(cells: Sequence[object]) -> str:
-    return " & ".join(_latex_text(str(cell)) for cell in cells) + r" \\"
+def _latex_row(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _latex_entry(entry: Entry) -> str:
+    if not entry.best:
+        return _latex_text(str(entry))
+    return f"\\textbf{{{_latex_text(entry.text)}}}{_latex_text(str(entry))[len(_latex_text(entry.text)) :]}"
 
 
 def _latex_text(text: str) -> str:
