@@ -5,7 +5,7 @@ import pytest
 from report_folders import ALARM, page_of, write_evaluation, write_result, write_run
 from widemargin.evaluation.comparison import wilson
 from widemargin.report.findings import search
-from widemargin.report.leaderboard import NUMBERS, leaderboard, models, standings
+from widemargin.report.leaderboard import NUMBERS, models, ranking, standings
 from widemargin.report.tables import Table
 
 
@@ -14,7 +14,7 @@ def rows_of(folder, references=None):
 
 
 def table_of(folder) -> Table:
-    (table,) = leaderboard(search([folder]), {})
+    (table,) = ranking(search([folder]), {})
     assert isinstance(table, Table)
     return table
 
@@ -120,7 +120,7 @@ def test_the_threat_is_that_of_the_configuration(tmp_path):
 
 def test_nothing_judged_is_no_leaderboard(tmp_path):
     write_run(tmp_path / "at", epochs=2)
-    assert leaderboard(search([tmp_path]), {}) == []
+    assert ranking(search([tmp_path]), {}) == []
 
 
 def test_it_comes_first_and_the_other_numbers_are_folded(tmp_path):

@@ -15,7 +15,7 @@ from widemargin.report.certificates import certified
 from widemargin.report.commands import reproducing_commands
 from widemargin.report.compare import Reference
 from widemargin.report.findings import Findings, search
-from widemargin.report.leaderboard import leaderboard
+from widemargin.report.leaderboard import ranking
 from widemargin.report.page import Page, Section, as_html, as_latex, as_markdown
 from widemargin.report.provenance import FACTS_TITLE, alarms, facts, faults
 from widemargin.report.results import numbers_table, result_tables, shown_tables
@@ -62,7 +62,7 @@ def write_report(
     found, known = search(places), references or {}
     tables = result_tables(found, known)
     sections = [
-        Section("leaderboard", "Leaderboard", leaderboard(found, known)),
+        Section("leaderboard", "Leaderboard", ranking(found, known)),
         Section("not-shown", "Files that could not be shown", faults(found)),
         Section("alarms", "Alarms", alarms(found)),
         Section("results", "Results", shown_tables(tables), folded="Every number, by evaluation and by seed"),

@@ -89,7 +89,7 @@ class Standing:
     differs: str
 
 
-def leaderboard(found: Findings, references: References) -> Parts:
+def ranking(found: Findings, references: References) -> Parts:
     """A table with a row a model; nothing where nothing was judged."""
     rows = standings(models(found), references)
     if not rows:
