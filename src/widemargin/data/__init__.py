@@ -1,6 +1,7 @@
 """Data: readers, one form to hold images in, splits, augmentation and resumable batches."""
 
 from widemargin.data.augmentation import AUGMENTATIONS, CropFlip, NoAugmentation
+from widemargin.data.autoaugment import AutoAugment
 from widemargin.data.batch_augmentation import Augmentation, Chain, DrawnAugmentation, MixesLabels
 from widemargin.data.batches import Batch, Batches, LazyBatch, epoch_order, in_order
 from widemargin.data.boxes import CutMix, Cutout, RandomErasing
@@ -19,6 +20,7 @@ __all__ = [
     "DATASETS",
     "SPLITS",
     "Augmentation",
+    "AutoAugment",
     "Batch",
     "Batches",
     "Chain",

@@ -79,12 +79,11 @@ def _read(place: Path, names: Iterable[str], read: Read, split: str, classes: in
             raise InputError(
                 f"{place}: class {name} must have {per_class} {split} images, found {counts[number]}; {_AGAIN}"
             )
-    images = np.empty((len(found), SIDE, SIDE, 3), dtype=np.uint8)
+    images = np.empty((len(found), 3, SIDE, SIDE), dtype=np.uint8)
     labels = torch.empty(len(found), dtype=torch.int64)
     for row, name in enumerate(_with_progress(sorted(found), f"{FOLDER}, {split}")):
-        images[row], labels[row] = _decode(place, read, name), found[name]
-    pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-    return ImageSet(pixels, labels, num_classes=classes, name="tiny-imagenet")
+        images[row], labels[row] = _decode(place, read, name).transpose(2, 0, 1), found[name]
+    return ImageSet(torch.from_numpy(images), labels, num_classes=classes, name="tiny-imagenet")
 
 
 _LIST = "val/val_annotations.txt"
