@@ -171,11 +171,11 @@ PUBLISHED = {
     "brightness": (4, 23, 25),
     "solarize": (4, 19, 18),
 }
-"""By operation, summed over the 50 places of the public port's table: how often, ten times the probability, the level."""
+"""By operation, summed over the public port's table: how often it stands there, tenths of probability, levels."""
 
 
 def test_the_policy_is_the_published_one() -> None:
-    found = {name: (0, 0, 0) for name in OPERATIONS[1:]}
+    found = dict.fromkeys(OPERATIONS[1:], (0, 0, 0))
     for name, probability, level in (part for pair in POLICY for part in pair):
         often, chance, levels = found[name]
         found[name] = often + 1, chance + round(10 * probability), levels + level
