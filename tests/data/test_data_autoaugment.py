@@ -195,6 +195,18 @@ def test_in_a_chain() -> None:
     assert torch.equal(found, CutMix().apply(slowly(moved, draws[3:7]), draws[7:]))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_no_augmentation_looks_at_a_value_or_makes_a_tensor_elsewhere(name: str, dtype: torch.dtype) -> None:
+    """So that a CUDA graph can hold it: on ``meta`` there are no values, and no other device mixes with it."""
+    made = AUGMENTATIONS[name]()
+    images = torch.zeros(4, 3, 32, 32, dtype=dtype, device="meta")
+    labels = torch.zeros(4, dtype=torch.int64, device="meta")
+    found, shares = apply(made, images, labels, 10, draw(made, 4, generator()).to("meta"))
+    assert (found.shape, found.dtype, found.device) == (images.shape, dtype, images.device)
+    assert shares.device == images.device
+
+
 def test_refusals() -> None:
     with pytest.raises(InputError, match=r"AutoAugment\.fill must be a grey in \[0, 1\], got 128"):
         AUGMENTATIONS["autoaugment"](fill=128)

@@ -220,12 +220,10 @@ def _blended(images: Tensor, grey: Tensor, chosen: Chosen, level: Tensor) -> Ten
 
 
 def _smoothed(images: Tensor) -> Tensor:
-    """Each pixel five times and its eight neighbors once, over 13, rounded; those at the border stay."""
-    whole = images.int()
-    if min(images.shape[2:]) < 3:
-        return whole
-    rows = whole[:, :, :-2] + whole[:, :, 1:-1] + whole[:, :, 2:]
-    total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * whole[:, :, 1:-1, 1:-1]
-    smooth = whole.clone()
-    smooth[:, :, 1:-1, 1:-1] = (total + 6) // 13
+    """float32: each pixel five times and its eight neighbors once, over 13, rounded; those at the border stay."""
+    smooth = images.float()
+    if min(images.shape[2:]) >= 3:
+        rows = smooth[:, :, :-2] + smooth[:, :, 1:-1] + smooth[:, :, 2:]
+        total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * smooth[:, :, 1:-1, 1:-1]
+        smooth[:, :, 1:-1, 1:-1] = (total / 13 + 0.5).floor()  # never a half: 13 is odd
     return smooth
