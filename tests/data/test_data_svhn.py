@@ -1,5 +1,6 @@
 """SVHN's MATLAB files, written as the format describes them; and such as say what is not true."""
 
+import base64
 import struct
 import zlib
 from pathlib import Path
@@ -19,6 +20,23 @@ HEADER = mat({})
 
 def read(folder: Path, content: bytes) -> ImageSet:
     return read_svhn(written(folder, "test_32x32.mat", content))
+
+
+# scipy 1.17.1: savemat({"X": X, "y": [[10], [1], [7]], "z": [[1 + 2j]]}, do_compression=True), from byte 116 on, where
+# X is zeros but for X[5, 7, 1, 0] = 200, X[31, 0, 2, 1] = 9, X[:, :, 0, 2] = 255
+OF_SCIPY = """
+AAAAAAAAAAAAAUlNDwAAAF0AAAB4nO3UvQ2DQAyAUSdRUGhQRqC4IRiFkdkKjEKfjuPnPeuTGxdXXRcRQ4locn+yNn7e2Tfrt15bj5wx93M9KgFw
+bVPtBwAAAMChtf9PgLOagduq/f8AAPtbAHXN/lsPAAAAKgAAAHic42NgYDAAYjYg5gBiTgYIYIXymYGYEYwZGSqBNBNQhIuRnQEAGPEA+Q8AAAAr
+AAAAeJzjY2Bg8ABiNiDmANEgAghYoXxGOGZkqALSnFBxCPhgj8pncAAATiECjw==
+"""
+
+
+def test_a_file_of_scipys(tmp_path: Path) -> None:
+    data = read(tmp_path, b"MATLAB 5.0 MAT-file Platform: posix".ljust(116) + base64.b64decode(OF_SCIPY))
+    images = np.zeros((3, 3, 32, 32), np.uint8)
+    images[0, 1, 5, 7], images[1, 2, 31, 0], images[2, 0] = 200, 9, 255
+    assert np.array_equal(data.images.numpy(), images)
+    assert data.labels.tolist() == [0, 1, 7]
 
 
 @pytest.mark.parametrize("deflated", [True, False])
