@@ -9,8 +9,8 @@ acts on them. The authors' own training code is another policy: 95 sub-policies,
 one direction only. What the field trains with instead, as here and in torchvision, is the paper's table, with ranges
 of shear 0.3, translation 150/331 of the side, rotation 30 degrees, solarization from 256 down to 0, 8 to 4 bits, and
 enhancement by factors 0.1 to 1.9. Pixels are moved to the nearest one, and what comes in from outside is grey: in
-torchvision it is black and a translation is rounded down, in the port that robust training uses (DeepVoltaire's) a
-shear is bicubic.
+torchvision it is black, a translation is rounded down and solarization begins at 255; in DeepVoltaire's port a shear is
+bicubic.
 
 All images pass through all kinds of operations, of which each may leave them as they are: so the shapes are the same
 in every step, and a CUDA graph can hold it. There are three kinds: moving pixels, changing values by a table of each
@@ -107,7 +107,6 @@ class AutoAugment(DrawnAugmentation):
 
 
 _TABLE = [[(OPERATIONS.index(name), p, level) for name, p, level in pair] for pair in POLICY]
-
 
 Chosen = dict[str, Tensor]
 """By operation, (B,): which images get it."""
