@@ -1,4 +1,4 @@
-"""CIFAR-10 in its four packings, and python batches that would rather do something else."""
+"""CIFAR-10 and CIFAR-100 in their four packings, and python batches that would rather do something else."""
 
 import gzip
 import pickle
@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_files import cifar_binary, cifar_python2, tar_of, written
-from widemargin.data import ImageSet, read_cifar10
-from widemargin.data.cifar import STEMS, find_cifar10, read_python_batch
+from data_files import cifar100_binary, cifar_binary, cifar_python2, tar_of, written
+from widemargin.data import ImageSet, read_cifar10, read_cifar100
+from widemargin.data.cifar import CIFAR10, CIFAR100, find_cifar, read_python_batch
 from widemargin.errors import InputError
 
 RECORDS = 4
@@ -37,7 +37,7 @@ def python3(protocol: int):
 
 
 def all_files(write, suffix: str) -> dict[str, bytes]:
-    return {f"{stem}{suffix}": write(stem) for stems in STEMS.values() for stem in stems}
+    return {f"{stem}{suffix}": write(stem) for stems in CIFAR10.stems.values() for stem in stems}
 
 
 def as_folder(path: Path, files: dict[str, bytes]) -> Path:
@@ -58,9 +58,9 @@ def read(place: Path, split: str) -> ImageSet:
 def check(place: Path, split: str) -> None:
     """Against the images built one record at a time."""
     data = read(place, split)
-    rows = [row.reshape(3, 32, 32) for stem in STEMS[split] for row in pixels(stem)]
+    rows = [row.reshape(3, 32, 32) for stem in CIFAR10.stems[split] for row in pixels(stem)]
     assert np.array_equal(data.images.numpy(), np.stack(rows))
-    assert data.labels.tolist() == [y for stem in STEMS[split] for y in labels(stem)]
+    assert data.labels.tolist() == [y for stem in CIFAR10.stems[split] for y in labels(stem)]
 
 
 def test_the_oracle_itself_is_a_python_batch() -> None:
@@ -82,11 +82,11 @@ def test_the_oracle_itself_is_a_python_batch() -> None:
 def test_every_packing(tmp_path: Path, write, suffix: str, inner: str, archive: str, split: str) -> None:
     files = all_files(write, suffix)
     folder = as_folder(tmp_path / "a" / inner, files)
-    assert find_cifar10(tmp_path / "a", split) == tmp_path / "a"
+    assert find_cifar(CIFAR10, tmp_path / "a", split) == tmp_path / "a"
     check(tmp_path / "a", split)
     check(folder, split)
     packed = as_tar(tmp_path / "b" / archive, files, prefix=f"{inner}/")
-    assert find_cifar10(tmp_path / "b", split) == packed
+    assert find_cifar(CIFAR10, tmp_path / "b", split) == packed
     check(packed, split)
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == [archive]  # nothing was unpacked
 
@@ -95,8 +95,8 @@ def test_incomplete(tmp_path: Path) -> None:
     files = all_files(binary, ".bin")
     del files["data_batch_3.bin"]
     folder = as_folder(tmp_path / "x", files)
-    assert find_cifar10(folder, "train") is None
-    assert find_cifar10(folder, "test") == folder
+    assert find_cifar(CIFAR10, folder, "train") is None
+    assert find_cifar(CIFAR10, folder, "test") == folder
     with pytest.raises(InputError, match=r"data_batch_3\.bin"):
         read(folder, "train")
     with pytest.raises(InputError, match=r"members data_batch_1\.bin.*found"):
@@ -180,3 +180,55 @@ def test_wrong_contents(change: dict[bytes, object], words: str) -> None:
     content = {b"data": pixels("test_batch"), b"labels": [0, 1, 2, 3], **change}
     with pytest.raises(InputError, match=words):
         read_python_batch(pickle.dumps(content, 2), "batch", records=RECORDS)
+
+
+# CIFAR-100
+
+
+def wanted_of_100(split: str) -> tuple[np.ndarray, list[int]]:
+    """Pixels and fine labels; ``train`` counts as five batches."""
+    count = RECORDS * (5 if split == "train" else 1)
+    source = np.random.default_rng(count)
+    return source.integers(0, 256, (count, 3072), dtype=np.uint8), source.integers(0, 100, count).tolist()
+
+
+def written_3(images: np.ndarray, labels: list[int]) -> bytes:
+    coarse = [label // 5 for label in labels]
+    return pickle.dumps({b"data": images, b"coarse_labels": coarse, b"fine_labels": labels}, 2)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    ("write", "suffix", "version"),
+    [
+        (cifar100_binary, ".bin", "binary"),
+        (lambda images, labels: cifar_python2(images, labels, b"fine_labels"), "", "python"),
+        (written_3, "", "python"),
+    ],
+)
+def test_every_packing_of_cifar100(tmp_path: Path, write, suffix: str, version: str, split: str) -> None:
+    images, labels = wanted_of_100(split)
+    files = {f"{split}{suffix}": write(images, labels)}
+    folder = as_folder(tmp_path / "a" / f"cifar-100-{version}", files)
+    packed = as_tar(tmp_path / "b" / f"cifar-100-{version}.tar.gz", files, prefix=f"cifar-100-{version}/")
+    assert find_cifar(CIFAR100, tmp_path / "a", split) == tmp_path / "a"
+    assert find_cifar(CIFAR100, tmp_path / "b", split) == packed
+    for place in (tmp_path / "a", folder, packed):
+        data = read_cifar100(place, split, records_per_batch=RECORDS)
+        assert np.array_equal(data.images.numpy().reshape(-1, 3072), images)
+        assert (data.labels.tolist(), data.num_classes, data.name) == (labels, 100, "cifar100")
+
+
+def test_one_cifar_is_not_taken_for_the_other(tmp_path: Path) -> None:
+    folder = as_folder(tmp_path / "x", {"test.bin": binary("test_batch")})
+    with pytest.raises(InputError, match=rf"test\.bin: expected {RECORDS * 3074} bytes, got {RECORDS * 3073}"):
+        read_cifar100(folder, "test", records_per_batch=RECORDS)
+    assert find_cifar(CIFAR10, folder, "test") is None
+    with pytest.raises(InputError, match=r"batch: not a CIFAR-100 python batch \(it has no entry 'fine_labels'\)"):
+        read_python_batch(python2("test_batch"), "batch", records=RECORDS, kind=CIFAR100)
+
+
+def test_wrong_fine_label(tmp_path: Path) -> None:
+    content = cifar100_binary(pixels("test_batch"), [0, 1, 2, 100])
+    with pytest.raises(InputError, match="labels must be 0 to 99, found 100"):
+        read_cifar100(as_folder(tmp_path / "x", {"test.bin": content}), "test", records_per_batch=RECORDS)

@@ -4,6 +4,7 @@ import hashlib
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from data_files import idx, written
-from widemargin.data import DATASETS, data_folder, load
+from data_files import idx, mat, tiny_imagenet, written, zip_of
+from widemargin.data import DATASETS, data_folder, load, read_tiny_imagenet
 from widemargin.data.datasets import FIRST_LABELS, SOURCES, OfficialFile, fetch
 from widemargin.errors import InputError, WidemarginWarning
 
@@ -87,6 +88,36 @@ def test_cifar10_full_size(tmp_path: Path) -> None:
     (tmp_path / "cifar10" / "test_batch.bin").write_bytes(table.tobytes())
     data = load("cifar10", "test", data_dir=tmp_path)
     assert (len(data), data.image_shape) == (10_000, (3, 32, 32))
+
+
+def test_cifar100_full_size(tmp_path: Path) -> None:
+    table = np.zeros((10_000, 3074), dtype=np.uint8)
+    table[:, 1] = np.arange(10_000) % 100
+    (tmp_path / "test.bin").write_bytes(table.tobytes())
+    data = load("cifar100", "test", data_dir=tmp_path)
+    assert (len(data), data.image_shape, data.num_classes) == (10_000, (3, 32, 32), 100)
+    assert data.labels.bincount().tolist() == [100] * 100
+
+
+@pytest.mark.parametrize("place", ["svhn/", ""])
+def test_svhn(tmp_path: Path, place: str) -> None:
+    for split, labels in (("train", [1, 10, 3]), ("test", [9, 2])):
+        arrays = {"X": np.zeros((32, 32, 3, len(labels)), np.uint8), "y": np.array([labels], np.uint8).T}
+        written(tmp_path, f"{place}{split}_32x32.mat", mat(arrays))
+    assert load("svhn", "train", data_dir=tmp_path).labels.tolist() == [1, 0, 3]
+    assert load("svhn", "test", data_dir=tmp_path).labels.tolist() == [9, 2]
+
+
+@pytest.mark.parametrize("place", ["tiny-imagenet/", ""])
+@pytest.mark.parametrize("unpacked", [False, True])
+def test_tiny_imagenet(tmp_path: Path, place: str, unpacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = partial(read_tiny_imagenet, classes=2, per_class=2)
+    monkeypatch.setattr("widemargin.data.datasets.read_tiny_imagenet", small)
+    files = tiny_imagenet(["n2", "n1"], np.zeros((2, 2, 64, 64, 3), np.uint8), val=2)
+    for name, content in files.items() if unpacked else [("tiny-imagenet-200.zip", zip_of(files))]:
+        written(tmp_path, f"{place}{name}", content)
+    assert load("tiny-imagenet", "train", data_dir=tmp_path).labels.tolist() == [0, 0, 1, 1]
+    assert load("tiny-imagenet", "test", data_dir=tmp_path).labels.tolist() == [0, 1, 0, 1]
 
 
 def test_embedded_is_balanced_everywhere() -> None:

@@ -18,7 +18,8 @@ from widemargin.config.checkpoint import TRAIN_PREFIX
 from widemargin.training.run_folder import read_metrics
 
 BESIDE = ("averaging.beside=true",)
-MIXED = ("data.augmentation=['crop-flip', {kind='cutmix', parts=3}]", "data.extra_share=0.6", "igr={weight=0.1}")
+AUGMENTED = "data.augmentation=['crop-flip', 'autoaugment', {kind='cutmix', parts=3}]"
+MIXED = (AUGMENTED, "data.extra_share=0.6", "igr={weight=0.1}")
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
@@ -33,7 +34,7 @@ def places(tmp_path_factory):
 
 
 def mixed(places: Path) -> tuple[str, ...]:
-    """CutMix, and a second source."""
+    """AutoAugment, CutMix, and a second source."""
     return (*MIXED, f"data.extra={places / 'extra.npz'}")
 
 

@@ -7,7 +7,9 @@ reached and not only the packing's own checks.
 import gzip
 import hashlib
 import io
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -18,12 +20,23 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from data_files import cifar_binary, cifar_python2, idx, npy, tar_of, zip_of
+from data_files import (
+    cifar100_binary,
+    cifar_binary,
+    cifar_python2,
+    idx,
+    mat,
+    mat_array,
+    npy,
+    tar_of,
+    tiny_imagenet,
+    zip_of,
+)
 from report_folders import write_evaluation, write_result, write_run, write_sweep
 from widemargin.cli.report import references
 from widemargin.config.checkpoint import Checkpoint, Description, load_checkpoint, restore_model, save_checkpoint
 from widemargin.config.toml import read_toml, to_dict, to_toml
-from widemargin.data import load, read_cifar10
+from widemargin.data import load, read_cifar10, read_cifar100, read_svhn, read_tiny_imagenet
 from widemargin.data.cifar import read_python_batch
 from widemargin.data.idx import read_images, read_labels
 from widemargin.data.image_folder import read_image_folder
@@ -115,6 +128,50 @@ def _cifar(path: Path) -> object:
         old.unlink()
     (folder / path.name).write_bytes(path.read_bytes())
     return read_cifar10(folder, "test", records_per_batch=RECORDS)
+
+
+def _cifar100(path: Path) -> object:
+    return read_cifar100(path, "test", records_per_batch=RECORDS)
+
+
+def _digits() -> np.ndarray:
+    return np.arange(1, IMAGES + 1, dtype=np.uint8)[:, None]
+
+
+def svhn(**form: bool) -> bytes:
+    return mat({"X": photos().transpose(2, 3, 1, 0), "y": _digits()}, **form)
+
+
+@cache
+def tiny_files() -> dict[str, bytes]:
+    """Two classes of two photos."""
+    large = photos()[:4].repeat(2, axis=2).repeat(2, axis=3).transpose(0, 2, 3, 1)
+    return tiny_imagenet(["n1", "n2"], large.reshape(2, 2, 64, 64, 3), val=2)
+
+
+def _tiny(path: Path) -> object:
+    parts = (read_tiny_imagenet(path, split, classes=2, per_class=2) for split in ("train", "test"))
+    return [part.images for part in parts]
+
+
+def _tiny_member(name: str, *others: bytes) -> Reader:
+    """A zip file of which this member is changed inside."""
+    name = f"tiny-imagenet-200/{name}"
+    files = tiny_files()
+    return Reader((files[name], *others), "a.zip", _tiny, lambda content: zip_of(files | {name: content}))
+
+
+_WNIDS = "tiny-imagenet-200/wnids.txt"
+
+
+def _mat_inside() -> bytes:
+    return mat_array("X", photos().transpose(2, 3, 1, 0), deflated=False)
+
+
+def _deflated_again(content: bytes) -> bytes:
+    """A file of these labels and of what is here, deflated."""
+    packed = zlib.compress(content, 1)
+    return svhn()[:128] + struct.pack("<2I", 15, len(packed)) + packed + mat({"y": _digits()})[128:]
 
 
 def _npz(path: Path) -> object:
@@ -278,6 +335,19 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "cifar pickle": lambda _: Reader((python_batch(),), "batch", _python_batch),
     "cifar tar.gz": lambda _: Reader(tuple(map(gzip.compress, _tars())), "a.tar.gz", _cifar),
     "cifar tar.gz, inside": lambda _: Reader(_tars(), "a.tar.gz", _cifar, lambda content: gzip.compress(content, 1)),
+    "cifar-100 tar.gz, inside": lambda _: Reader(
+        (tar_of({"a/test.bin": cifar100_binary(photos()[:RECORDS], [3, 80])}),),
+        "a.tar.gz",
+        _cifar100,
+        lambda content: gzip.compress(content, 1),
+    ),
+    "svhn": lambda _: Reader((svhn(), svhn(deflated=False)), "a.mat", read_svhn),
+    "svhn, inside": lambda _: Reader(
+        (_mat_inside(), mat_array("y", np.ones((IMAGES, 1)), deflated=False)), "a.mat", read_svhn, _deflated_again
+    ),
+    "tiny-imagenet": lambda _: Reader((zip_of(tiny_files()),), "a.zip", _tiny),
+    "tiny-imagenet, an image inside": lambda _: _tiny_member("val/images/val_1.JPEG", picture("PNG")),
+    "tiny-imagenet, a list inside": lambda _: _tiny_member("val/val_annotations.txt", tiny_files()[_WNIDS]),
     "npz": lambda _: Reader(
         (npz(), npz(np.savez_compressed), npz(prefix="train_"), npz(images=photos())), "a.npz", _npz
     ),

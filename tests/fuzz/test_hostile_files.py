@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from readers import RECORDS, binary_batch, checkpoint_bytes, digits, network, python_batch, sealed_again
+from readers import RECORDS, binary_batch, checkpoint_bytes, digits, network, python_batch, sealed_again, tiny_files
 from structures import joined, split
 
 import widemargin
-from data_files import npy, npy_that_says, tar_of, written, zip_of
+from data_files import mat, mat_array, npy, npy_that_says, tar_of, written, zip_of
 from widemargin.config import checkpoint
 from widemargin.config.checkpoint import load_checkpoint, load_newest, restore_model
 from widemargin.config.toml import from_dict, read_toml, to_toml, with_overrides
-from widemargin.data import load, read_cifar10
+from widemargin.data import load, read_cifar10, read_svhn, read_tiny_imagenet
 from widemargin.data.cifar import read_python_batch
 from widemargin.data.idx import read_images
 from widemargin.data.image_folder import read_image_folder
@@ -247,6 +247,10 @@ def _piped_mnist(folder: Path) -> object:
     return load("mnist", "train", data_dir=folder)
 
 
+def _piped_wnids(folder: Path) -> object:
+    return read_tiny_imagenet(_pipe(folder / "tiny-imagenet-200" / "wnids.txt").parent, "test")
+
+
 PIPED = {
     "configuration": lambda folder: read_toml(_pipe(folder / "a.toml")),
     "public weights": lambda folder: load_model(str(_pipe(folder / "a.pt")), image_shape=(1, 4, 4)),
@@ -262,6 +266,9 @@ PIPED = {
     "CIFAR-10": lambda folder: load(
         "cifar10", "test", data_dir=_pipe(folder / "cifar10" / "cifar-10-binary.tar.gz").parents[1]
     ),
+    "SVHN": lambda folder: read_svhn(_pipe(folder / "test_32x32.mat")),
+    "Tiny-ImageNet": lambda folder: read_tiny_imagenet(_pipe(folder / "tiny-imagenet-200.zip"), "test"),
+    "Tiny-ImageNet, one file of it": _piped_wnids,
 }
 
 
@@ -374,6 +381,24 @@ def test_an_archive_that_inflates_without_end(tmp_path, name):
     content = gzip.compress(member.tobuf(tarfile.GNU_FORMAT) + bytes(2**27), 1)
     with pytest.raises(InputError, match="inflates to more than CIFAR-10 holds"):
         read_cifar10(written(tmp_path, "a.tar.gz", content), "test", records_per_batch=RECORDS)
+
+
+@pytest.mark.parametrize("member", ["wnids.txt", "val/val_annotations.txt", "val/images/val_0.JPEG"])
+def test_a_member_of_tiny_imagenet_that_inflates_without_end(tmp_path, member):
+    files = tiny_files() | {f"tiny-imagenet-200/{member}": bytes(2**27)}
+    path = written(tmp_path, "a.zip", zip_of(files, zipfile.ZIP_DEFLATED))
+    with pytest.raises(InputError, match="it has 134217728 bytes"):
+        read_tiny_imagenet(path, "test", classes=2, per_class=2)
+
+
+def test_deflated_digits_without_end(tmp_path):
+    """Told as they are, or as fewer than they are."""
+    shape = (32, 32, 3, 2**13)
+    for told in (shape, (32, 32, 3, 2)):
+        array = mat_array("X", np.zeros(shape, np.uint8), deflated=True, shape=told)
+        assert len(array) < 2**20
+        with pytest.raises(InputError, match=r"holds no array 'y'|bytes, for shape .* they should be 6144"):
+            read_svhn(written(tmp_path, "a.mat", mat({}) + array))
 
 
 UNPACKING = {"extract", "extractall", "unpack_archive", "_extract_member"}

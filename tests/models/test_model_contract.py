@@ -71,6 +71,17 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("shape", [(3, 64, 64), (1, 28, 28)])
+def test_images_of_other_data_sets(config: ModelConfig, shape: tuple[int, int, int]) -> None:
+    """Tiny-ImageNet's and MNIST's: no layer waits for 32 x 32."""
+    network = build(config, image_shape=shape, num_classes=200)
+    x = torch.rand(2, *shape, requires_grad=True)
+    logits = network(x)
+    assert logits.shape == (2, 200)
+    (gradient,) = torch.autograd.grad(logits[0, 0], x)
+    assert (gradient[0] != 0).float().mean() > 0.9
+
+
 def test_every_name_has_a_tiny_one_here() -> None:
     assert {name: type(config) for name, config in TINY.items() if " " not in name} == MODELS
 

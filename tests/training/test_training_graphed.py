@@ -10,6 +10,7 @@ import torch
 from widemargin.config.toml import with_overrides
 from widemargin.core.batch_share import BatchShare
 from widemargin.data import (
+    AutoAugment,
     Batch,
     Batches,
     Chain,
@@ -167,7 +168,7 @@ def batches_of(augmentation, **others):
 
 
 CHAIN = Chain((CropFlip(padding=2), RandomErasing(), CutMix(parts=2)))
-GATHERED = [NoAugmentation(), CropFlip(padding=2), CutMix(), Cutout(size=2), CHAIN]
+GATHERED = [NoAugmentation(), CropFlip(padding=2), AutoAugment(), CutMix(), Cutout(size=2), CHAIN]
 COPIED = [Inverting(), InvertingToo(), Chain((InvertingToo(), CutMix()))]
 
 

@@ -31,7 +31,10 @@ METHODS = {
     "free": ('objective={kind="free", eps=0.1, replays=3}', 'watch.margins=["train"]'),
     "lbgat-averaged": (f'objective={{kind="lbgat", {KL_ATTACK}}}', TEACHER, "averaging={decay=0.9}"),
     "he": ('head={kind="hypersphere"}', f'objective={{kind="adversarial", {ATTACK}}}', "averaging={decay=0.9}"),
-    "cutmix": (f'objective={{kind="trades", {KL_ATTACK}}}', "data.augmentation=['crop-flip', 'cutmix', 'cutout']"),
+    "augmented": (
+        f'objective={{kind="trades", {KL_ATTACK}}}',
+        "data.augmentation=['crop-flip', 'autoaugment', 'cutmix', 'cutout']",
+    ),
     "l-softmax": ('head={kind="large-margin", annealing={kind="geometric"}}', 'emr={kind="exact", weight=0.1}'),
     "stopping": ("epochs=8", "stopping={patience=2}", "optimizer.lr=0.5", 'watch.attack={kind="fgsm", eps=0.2}'),
     "batch-norm": (

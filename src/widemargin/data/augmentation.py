@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from widemargin.data.autoaugment import AutoAugment
 from widemargin.data.batch_augmentation import DrawnAugmentation
 from widemargin.data.boxes import CutMix, Cutout, RandomErasing
 from widemargin.errors import InputError
@@ -67,6 +68,7 @@ class CropFlip(DrawnAugmentation):
 AUGMENTATIONS: dict[str, type] = {
     "none": NoAugmentation,
     "crop-flip": CropFlip,
+    "autoaugment": AutoAugment,
     "cutmix": CutMix,
     "cutout": Cutout,
     "random-erasing": RandomErasing,

@@ -126,7 +126,7 @@ class Cutout(DrawnAugmentation):
         check_count("Cutout.size", self.size)
         if self.size < 2:
             raise InputError("Cutout.size must be at least 2 pixels, got 1: half of it, rounded down, is no pixel")
-        _check_fill("Cutout", self.fill)
+        check_fill("Cutout", self.fill)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """(2, count): the center's row and column as parts of the size."""
@@ -167,7 +167,7 @@ class RandomErasing(DrawnAugmentation):
                 f"RandomErasing.aspect must be in (0, 1], got {self.aspect!r}; the aspect ratio is drawn from it to "
                 "one over it, and 0.3 is as published"
             )
-        _check_fill("RandomErasing", self.fill)
+        check_fill("RandomErasing", self.fill)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """(1 + 4 attempts, count), uniform: whether; then by attempt the area, the aspect ratio, the place."""
@@ -205,7 +205,8 @@ def _check_probability(owner: str, probability: float) -> None:
     )
 
 
-def _check_fill(owner: str, fill: float) -> None:
+def check_fill(owner: str, fill: float) -> None:
+    """Refuse what is no grey."""
     check_number(
         f"{owner}.fill", fill, is_valid=lambda v: 0 <= v <= 1, rule="a grey in [0, 1]", hint="0 is black, 1 white"
     )

@@ -25,11 +25,13 @@ import torch
 from PIL import Image
 
 from widemargin.core.files import check_file
-from widemargin.data.cifar import find_cifar10, read_cifar10
+from widemargin.data.cifar import CIFAR10, CIFAR100, Cifar, find_cifar, read_cifar
 from widemargin.data.idx import read_images, read_labels
 from widemargin.data.image_folder import is_divided, read_image_folder
 from widemargin.data.image_set import ImageSet
 from widemargin.data.npz import has_parts, read_npz
+from widemargin.data.svhn import read_svhn
+from widemargin.data.tiny_imagenet import ARCHIVE, find_tiny_imagenet, read_tiny_imagenet
 from widemargin.errors import InputError, WidemarginWarning
 
 Split = Literal["train", "test"]
@@ -87,13 +89,24 @@ def _load_sample(dataset: str, split: Split, folder: Path, download: bool) -> Im
     return ImageSet(images, labels, num_classes=10, name=f"{dataset}-embedded")
 
 
-def _load_cifar10(split: Split, folder: Path, download: bool) -> ImageSet:
-    for place in (folder / "cifar10", folder):
-        found = find_cifar10(place, split)
+def _load_cifar(kind: Cifar, split: Split, folder: Path, download: bool) -> ImageSet:
+    for place in (folder / kind.name, folder):
+        found = find_cifar(kind, place, split)
         if found:
-            return read_cifar10(found, split)
-    (archive,) = _obtain("cifar10", split, folder, download)
-    return read_cifar10(archive, split)
+            return read_cifar(kind, found, split)
+    (archive,) = _obtain(kind.name, split, folder, download)
+    return read_cifar(kind, archive, split)
+
+
+def _load_svhn(split: Split, folder: Path, download: bool) -> ImageSet:
+    (file,) = SOURCES["svhn"][split]
+    found = next((place / file.name for place in (folder / "svhn", folder) if (place / file.name).is_file()), None)
+    return read_svhn(found or _obtain("svhn", split, folder, download)[0])
+
+
+def _load_tiny_imagenet(split: Split, folder: Path, download: bool) -> ImageSet:
+    found = find_tiny_imagenet(folder / "tiny-imagenet") or find_tiny_imagenet(folder)
+    return read_tiny_imagenet(found or _obtain("tiny-imagenet", split, folder, download)[0], split)
 
 
 def _load_idx(dataset: str, split: Split, folder: Path, download: bool) -> ImageSet:
@@ -126,7 +139,10 @@ DATASETS: dict[str, Callable[[Split, Path, bool], ImageSet]] = {
     "mnist": partial(_load_idx, "mnist"),
     "fashion-mnist": partial(_load_idx, "fashion-mnist"),
     "cifar10-embedded": partial(_load_sample, "cifar10"),
-    "cifar10": _load_cifar10,
+    "cifar10": partial(_load_cifar, CIFAR10),
+    "cifar100": partial(_load_cifar, CIFAR100),
+    "svhn": _load_svhn,
+    "tiny-imagenet": _load_tiny_imagenet,
 }
 
 
@@ -180,10 +196,32 @@ def _idx_files(mirrors: tuple[str, ...], *checksums: str) -> dict[str, tuple[Off
     return {"train": tuple(files[:2]), "test": tuple(files[2:])}
 
 
+_KRIZHEVSKY = ("https://www.cs.toronto.edu/~kriz/",)
 _CIFAR10 = _official(
     "cifar-10-binary.tar.gz",
-    ("https://www.cs.toronto.edu/~kriz/",),
+    _KRIZHEVSKY,
     "c32a1d4ab5d03f1284b67883e8d87530 c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
+_CIFAR100 = _official(
+    "cifar-100-binary.tar.gz",
+    _KRIZHEVSKY,
+    "03b5dce01913d631647c71ecec9e9cb8 58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+)
+_SVHN = ("http://ufldl.stanford.edu/housenumbers/",)
+_SVHN_TRAIN = _official(
+    "train_32x32.mat",
+    _SVHN,
+    "e26dedcc434d2e4c54c9b2d4a06d8373 435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+)
+_SVHN_TEST = _official(
+    "test_32x32.mat",
+    _SVHN,
+    "eb5a983be6a315427106f1b164d9cef3 cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+)
+_TINY_IMAGENET = _official(
+    ARCHIVE,
+    ("http://cs231n.stanford.edu/",),
+    "90528d7ca1a48142e341f4ef8d21d0de 6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
 )
 
 SOURCES: dict[str, dict[str, tuple[OfficialFile, ...]]] = {
@@ -205,6 +243,9 @@ SOURCES: dict[str, dict[str, tuple[OfficialFile, ...]]] = {
         "bb300cfdad3c16e7a12a480ee83cd310 67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     ),
     "cifar10": {"train": (_CIFAR10,), "test": (_CIFAR10,)},
+    "cifar100": {"train": (_CIFAR100,), "test": (_CIFAR100,)},
+    "svhn": {"train": (_SVHN_TRAIN,), "test": (_SVHN_TEST,)},
+    "tiny-imagenet": {"train": (_TINY_IMAGENET,), "test": (_TINY_IMAGENET,)},
 }
 """The files of each split; of an idx pair, images come first and labels second."""
 
