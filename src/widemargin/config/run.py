@@ -337,6 +337,8 @@ class RunConfig:
     head: MakeHead = one_of(HEADS, default=Linear())
     objective: Objective = one_of(OBJECTIVES, default=Standard())
     teacher: ModelFactory | None = one_of(MODELS, default=None)
+    init_from: str | None = added(None)
+    freeze_batch_norm: bool = added(False)
     optimizer: Optimizer = one_of(OPTIMIZERS, unnamed="sgd")
     emr: EMRConfig | None = None
     igr: IGRConfig | None = None
@@ -351,6 +353,8 @@ class RunConfig:
             check_count(field, getattr(self, field))
         if not 0 <= self.seed < 2**63:  # what build_model takes
             raise InputError(f"seed must be in [0, 2^63), got {self.seed}; try 0")
+        if self.init_from is not None and not self.init_from.strip():
+            raise InputError("init_from is empty; give a run folder or a file of weights, or leave it out")
         self._check_points()
         self._check_momentum()
         self._check_lbgat()
