@@ -201,7 +201,7 @@ def _next(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None:
 
 
 PENALTY_PASSES = {"exact": 20, "approximate": 4, "stochastic": 4}
-IGR_PASSES = 2
+IGR_PASSES, GRAD_ALIGN_PASSES = 2, 3
 
 
 def cost(config: RunConfig) -> tuple[int, float]:
@@ -212,9 +212,8 @@ def cost(config: RunConfig) -> tuple[int, float]:
     """
     attack = max((part.steps for part in _parts(config.objective) if isinstance(part, PGD)), default=0)
     penalty = PENALTY_PASSES.get(config.emr.kind, 0) if config.emr else 0
-    return facts_of(config.model).cost_rank, config.epochs * (
-        1 + attack + penalty + IGR_PASSES * (config.igr is not None)
-    )
+    penalty += IGR_PASSES * (config.igr is not None) + GRAD_ALIGN_PASSES * (config.grad_align is not None)
+    return facts_of(config.model).cost_rank, config.epochs * (1 + attack + penalty)
 
 
 def _parts(value: Any) -> Iterator[Any]:
