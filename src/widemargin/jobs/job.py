@@ -219,8 +219,9 @@ SUMMARY = (
     f"{EPOCHS} epochs, {TRAIN} embedded training and {TEST} test images, batches of {BATCH}, {ATTACK_STEPS} attack "
     "steps, WRN-10-1 and ResNet-18 of width 8; a second source is noise"
 )
-TIMES = {
-    **dict.fromkeys((OneCycle, Triangular), ("epochs", "peak")),
+TIMES: dict[type, tuple[str, ...]] = {
+    OneCycle: ("epochs", "peak"),
+    Triangular: ("epochs", "peak"),
     Cosine: ("epochs", "start"),
     WarmUp: ("epochs",),
     AveragingConfig: ("warmup",),
