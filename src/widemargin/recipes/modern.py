@@ -138,8 +138,8 @@ def _generated() -> list[Recipe]:
     )
     loop = (
         "batch norm moves its statistics by 0.01 from the first step on, as published from the second on; the held-out "
+        "images are drawn by class, not the first 1,024; data.extra is {0}"
     )
-    loop += "images are drawn by class, not the first 1,024; data.extra is {0}"
     shared = "; batch, rate and epochs as in the command of Wang et al., who share its code"
     edm = "the 1M images generated with EDM that Wang et al. publish (huggingface.co/datasets/P2333/DM-Improves-AT)"
     ddpm = "the DDPM images of Rebuffi et al. (google-deepmind/deepmind-research, adversarial_robustness)"
@@ -169,8 +169,8 @@ def _ikl() -> Recipe:
     run = replace(run, awp=AWPConfig(gamma=0.005, start=9))
     note = (
         "the published code averages weights after 150 epochs, does not save them, and can average saved epochs: which "
+        "weights were judged is not said; these are the last epoch's"
     )
-    note += "weights were judged is not said; these are the last epoch's"
     return Recipe(config=run, published=published(TABLE, "IKL"), note=note)
 
 
@@ -178,46 +178,28 @@ def _single_step() -> list[Recipe]:
     """Attacks in training mode: both passes move the statistics of batch norm, as in all of their public code."""
     random_start = FGSM(eps=EPS, noise=EPS, step_size=LiteralFloat("10/255"), mode="train")
     noisy = FGSM(eps=EPS, noise=LiteralFloat("16/255"), clip=False, mode="train")
-    attacks = {"fgsm-rs": random_start, "n-fgsm": noisy}
-    benchmark = [
-        _validated(
-            _run(
-                name,
-                epochs=100,
-                model=ResNet18Config(),
-                objective=Adversarial(attack=attack, label_smoothing=0.4),
-                optimizer=OptimizerConfig(lr=0.1, weight_decay=5e-4, schedule=OneCycleMomentum(epochs=100)),
-            ),
-            1000,
-            PGD10,
+    benchmark, short = [], []
+    for name, attack, epochs in (("fgsm-rs", random_start, 15), ("n-fgsm", noisy, 30)):
+        run = _run(
+            name,
+            epochs=100,
+            model=ResNet18Config(),
+            objective=Adversarial(attack=attack, label_smoothing=0.4),
+            optimizer=OptimizerConfig(lr=0.1, weight_decay=5e-4, schedule=OneCycleMomentum(epochs=100)),
         )
-        for name, attack in attacks.items()
-    ]
-    benchmark = [
-        replace(run, averaging=AveragingConfig(decay=0.9995), evaluation=_judged_by("pgd50", "autoattack"))
-        for run in benchmark
-    ]
-    short = [
-        _validated(
-            _run(
-                f"{name}-short",
-                epochs=epochs,
-                model=PreActResNet18Config(normalize=CIFAR10_NORMALIZATION),
-                objective=Adversarial(attack=attacks[name]),
-                optimizer=OptimizerConfig(
-                    lr=0.2, weight_decay=5e-4, schedule=Triangular(epochs=epochs, peak=epochs / 2)
-                ),
-            ),
-            1000,
-            PGD10,
+        run = replace(run, averaging=AveragingConfig(decay=0.9995), evaluation=_judged_by("pgd50", "autoattack"))
+        benchmark.append(_validated(run, 1000, PGD10))
+        schedule = Triangular(epochs=epochs, peak=epochs / 2)
+        run = _run(
+            f"{name}-short",
+            epochs=epochs,
+            model=PreActResNet18Config(normalize=CIFAR10_NORMALIZATION),
+            objective=Adversarial(attack=attack),
+            optimizer=OptimizerConfig(lr=0.2, weight_decay=5e-4, schedule=schedule),
         )
-        for name, epochs in (("fgsm-rs", 15), ("n-fgsm", 30))
-    ]
-    short = [replace(run, evaluation=_judged_by("pgd50x10", "autoattack")) for run in short]
+        short.append(_validated(replace(run, evaluation=_judged_by("pgd50x10", "autoattack")), 1000, PGD10))
     note = (
         "the published attack climbs the smoothed loss, this one the plain cross-entropy; published is the better of "
-    )
-    note += (
         "trained and averaged weights in the best of all epochs, here the averaged ones; its deviation is over 3 seeds"
     )
     held_out = "1,000 images are held out to choose the best epoch by"
