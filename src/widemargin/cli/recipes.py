@@ -100,7 +100,7 @@ def _entry(recipe: Recipe, hours: float | None, where: str | None) -> dict[str, 
         "batch_size": config.batch_size,
         "weight_decay": float(config.optimizer.weight_decay),
         "passes": run_passes(config),
-        "hours": hours,
+        "hours": None if hours is None else float(f"{hours:.3g}"),
         "hours_on": where,
         "published": None
         if numbers is None
