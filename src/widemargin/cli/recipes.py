@@ -106,6 +106,7 @@ def _entry(recipe: Recipe, hours: float | None, where: str | None) -> dict[str, 
         if numbers is None
         else {"table": numbers.table, "row": numbers.row, "source": numbers.source, "results": numbers.results},
         "averages_of": recipe.averages_of or None,
+        "starts_from": recipe.starts_from or None,
         "note": recipe.note,
     }
 

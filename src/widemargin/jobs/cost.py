@@ -7,6 +7,7 @@ images to the logits), backward (adjoints, from the logits to the images) and we
     training on one batch of images   forward + backward + weights              3F, less the first layer's backward
     EMR by m input gradients          (1 + m) forward + m backward + m weights  (1 + 3m)F
     IGR                               twice each                                6F
+    GradAlign                         IGR, and a gradient to compare with       8F
     AWP                               training once more                        3F for each set of images
 
 m is 1 for approximate EMR (4F), K for exact, n for stochastic with n projections. A curved network (SiLU, GELU) takes
@@ -38,6 +39,7 @@ from widemargin.objectives.score import Score
 from widemargin.objectives.standard import Standard
 from widemargin.objectives.trades import Trades
 from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
+from widemargin.regularizers.grad_align import GradAlign
 from widemargin.regularizers.input_gradient import InputGradient
 from widemargin.regularizers.penalty import Penalty
 from widemargin.types import Objective, Regularizer, Replays
@@ -174,6 +176,8 @@ def penalty_passes(regularizer: Regularizer, num_classes: int, *, activation: st
     """The sweeps of a penalty and of its gradient."""
     if isinstance(regularizer, InputGradient):
         return Passes(forward=2, backward=2, weights=2)
+    if isinstance(regularizer, GradAlign):
+        return Passes(forward=3, backward=3, weights=2)
     again = 1
     if isinstance(regularizer, ApproximateEMR):
         m = 1
@@ -182,6 +186,6 @@ def penalty_passes(regularizer: Regularizer, num_classes: int, *, activation: st
     elif isinstance(regularizer, ExactEMR):
         m, again = num_classes, 1 if num_classes <= regularizer.classes_at_once else 2
     else:
-        raise InputError(f"the passes of {type(regularizer).__name__} are not known; those of EMR and IGR are")
+        raise InputError(f"the passes of {type(regularizer).__name__} are not known; those of our penalties are")
     curved = activation in CURVED
     return Passes(forward=1 + m, backward=again * m + curved, weights=m + curved)

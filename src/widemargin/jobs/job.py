@@ -47,6 +47,8 @@ class Job:
     trained: Recipe
     """What its weights come from: the row's recipe, or the one whose run keeps them."""
     trained_in: Path
+    starts_in: Path | None
+    """The run whose weights it begins with."""
     quick: bool
     margins: bool
     """Whether the table reports margins."""
@@ -68,6 +70,8 @@ class Job:
 
     def _with_seed(self, recipe: Recipe) -> RunConfig:
         config = replace(recipe.config, seed=self.seed)
+        if self.starts_in is not None:
+            config = replace(config, init_from=str(self.starts_in))
         return smoke(config) if self.quick else config
 
     def result(self) -> dict[str, Any] | None:
@@ -93,11 +97,12 @@ class Job:
         return result | {"accuracy": result["accuracy"] | added}
 
     def _check_recipe(self) -> None:
-        """Refuse a run of what the recipe was in another version; what was only watched may differ."""
+        """Refuse a run of what the recipe was in another version; what was watched may differ."""
         path = self.folder / RUN / CONFIG
         if self.quick or not path.is_file():
             return
-        changed = [change for change in differences(self.config, read_toml(path)) if not change.startswith("watch.")]
+        allowed = ("watch.", "init_from:")  # the second says in which folder the first weights lie
+        changed = [change for change in differences(self.config, read_toml(path)) if not change.startswith(allowed)]
         if changed:
             raise InputError(
                 f"{self.folder} holds a run of {self.row.recipe.name} as another version defines it "
@@ -147,6 +152,7 @@ def jobs(table: Table, rows: Sequence[Row], seeds: Sequence[int], out: Path, *, 
             folder=_folder(out, row.recipe, seed),
             trained=trained,
             trained_in=_folder(out, trained, seed) / RUN,
+            starts_in=_folder(out, find_recipe(trained.starts_from), seed) / RUN if trained.starts_from else None,
             quick=is_quick,
             margins=margins,
         )

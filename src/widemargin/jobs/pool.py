@@ -193,10 +193,13 @@ def run_workers(
 
 
 def _next(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None:
-    """The first that can begin: of the jobs that share a run, one at a time."""
+    """The first that can begin: of the jobs that share a run one at a time, and after the job it has its weights of."""
     taken = {worker.task.job.trained_in for worker in running if worker.task.judgment is None}
-    possible = (task for task in waiting if task.judgment is not None or task.job.trained_in not in taken)
-    return next(possible, None)
+    unfinished = taken | {task.job.trained_in for task in waiting if task.judgment is None}
+    for task in waiting:
+        if task.judgment is not None or (task.job.trained_in not in taken and task.job.starts_in not in unfinished):
+            return task
+    return None
 
 
 def order(config: RunConfig) -> tuple[int, float]:

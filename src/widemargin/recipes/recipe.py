@@ -60,6 +60,9 @@ class Recipe:
     averages_of: str = ""
     """The recipe whose run keeps these weights, its averages, beside its own; a table trains that one for both."""
 
+    starts_from: str = ""
+    """The recipe whose weights this one begins with; a table trains that one first, with the same seed."""
+
     @property
     def name(self) -> str:
         """What the command line calls it."""

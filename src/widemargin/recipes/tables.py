@@ -50,7 +50,7 @@ _BASELINES = ("mnist-mlp/st-wd0", "cifar-cnn/st-wd0", "cifar-cnn/st-wd0.0005", "
 """No weight decay, for Fig. 1, and the weight decay of the EMR rows."""
 _MODERN = (
     *("at-awp", "at-awp-emr", "trades-awp", "trades-awp-emr", "wang2023-wrn28-10", "wang2023-wrn28-10-emr"),
-    *("score", "ikl", "fgsm-rs", "n-fgsm", "fgsm-rs-short", "n-fgsm-short"),
+    *("score", "ikl", "fgsm-rs", "n-fgsm", "fgsm-rs-short", "n-fgsm-short", "rodriguez-munoz-clean", "rodriguez-munoz"),
 )
 _FORMS = (("st-emr", "ST+EMR"), ("st-approximate-emr", "ST+Approx-EMR"))
 _FORMS_AT = (("at-emr", "AT+EMR"), ("at-approximate-emr", "AT+Approx-EMR"))
