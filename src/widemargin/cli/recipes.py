@@ -18,7 +18,8 @@ from widemargin.recipes import all_recipes, find_recipe
 from widemargin.recipes.recipe import Recipe
 from widemargin.report.wording import column_title
 
-recipes = typer.Typer(help="List the recipes; 'recipes show NAME' prints one.", invoke_without_command=True)
+HELP = "List the recipes: data, epochs, what a run costs, published numbers; 'recipes show NAME' prints one."
+recipes = typer.Typer(help=HELP, invoke_without_command=True)
 PASSES = (
     "passes: over the network for each training image in a whole run; a forward pass, a backward pass and the "
     "gradients of the weights count one each. What is watched meanwhile and the judgment are not counted."
