@@ -135,7 +135,7 @@ def _show(chosen: Sequence[Recipe], spent: Sequence[float | None], where: str | 
         Column("model", [_model(config) for config in configs], 2),
         Column("epochs", [str(config.epochs) for config in configs], 6),
         Column("passes", [f"{run_passes(config)['model']:,.0f}" for config in configs], 8),
-        Column("hours", ["-" if time is None else _written(time) for time in spent], 5 if where else 0),
+        Column("hours", ["-" if time is None else _figures(time) for time in spent], 5 if where else 0),
         Column("clean", [_number(recipe, "clean") for recipe in chosen], 3),
         Column("robust", [number for number, _ in robust], 4),
         Column("under", [attack for _, attack in robust], 1),
@@ -172,7 +172,7 @@ def _number(recipe: Recipe, column: str) -> str:
     return "-" if value is None else f"{value[0] if isinstance(value, list) else value:.2f}"
 
 
-def _written(hours: float) -> str:
+def _figures(hours: float) -> str:
     """Two figures, or whole hours."""
     return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
