@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.flops import Passes
 from benchmarks.timing import Clock, Step
 from widemargin.core.modes import evaluating
 from widemargin.engine.plan import Plan
+from widemargin.jobs.cost import Passes
 
 MOST_SHAPES = 6
 COVERED = 0.9

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from benchmarks.case import NUM_CLASSES, Case, Variant, engine_variant, naive_variant, plan_of
 from benchmarks.ceilings import convolution_ceiling, dominant_convolutions, matrix_ceiling
-from benchmarks.flops import network_work, step_passes
 from benchmarks.timing import Clock, Phases, Timing, interleaved, memory, milliseconds, surroundings
 from widemargin.core.precision import allowing_tf32
 from widemargin.engine.plan import Plan
+from widemargin.jobs.cost import network_work, step_passes
 from widemargin.training.setup import make_state
 
 

@@ -34,7 +34,7 @@ REGISTRIES: dict[str, tuple[str, Mapping[str, type]]] = {
     "Heads": ("`[head]`: the last layer", HEADS),
     "Objectives": ("`[objective]`: what is minimized", OBJECTIVES),
     "Attacks": ("`attack` in an objective or in `[watch]`", ATTACK_KINDS),
-    "Schedules": ("`schedule` in `[optimizer]`, `[emr]` and `[igr]`: a factor by epochs passed", SCHEDULES),
+    "Schedules": ("`schedule` in `[optimizer]` and in a penalty's table: a factor by epochs passed", SCHEDULES),
     "Augmentations": ("`augmentation` in `[data]`; its name alone means its defaults", AUGMENTATIONS),
     "Optimizers": ("`[optimizer]`: how weights are updated; without a `kind` it is `sgd`", OPTIMIZERS),
     "Annealings": ("`annealing` in a large-margin head", ANNEALINGS),

@@ -4,13 +4,13 @@ import pytest
 import torch
 from benchmarks.case import ATTACK, Case, engine_variant, find_model, naive_variant
 from benchmarks.ceilings import Convolution, _convolutions, convolution_ceiling, dominant_convolutions, matrix_ceiling
-from benchmarks.flops import Passes
 from benchmarks.paper import paper_cases
 from benchmarks.timing import Clock, interleaved
 from torch import nn
 
 from widemargin.engine import Plan, forward_flops
 from widemargin.errors import InputError
+from widemargin.jobs.cost import Passes
 from widemargin.models import MODELS
 from widemargin.models.wide_resnet import WideResNet
 

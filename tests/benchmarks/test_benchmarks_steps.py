@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from benchmarks.case import NUM_CLASSES, Case
-from benchmarks.flops import Passes, Work, network_work, objective_passes, penalty_passes, step_passes
 from benchmarks.naive import naive_penalty, naive_step
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,6 +16,7 @@ from widemargin.attacks import FGSM, PGD
 from widemargin.data import Batch
 from widemargin.engine import Plan
 from widemargin.errors import InputError
+from widemargin.jobs.cost import Passes, Work, network_work, objective_passes, penalty_passes, step_passes
 from widemargin.models import MLPConfig, ResNet18Config, WideResNetConfig
 from widemargin.objectives import Adversarial, Mail, Trades
 from widemargin.regularizers import ApproximateEMR, ExactEMR, InputGradient, StochasticEMR

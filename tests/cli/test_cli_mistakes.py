@@ -25,6 +25,8 @@ REFUSED = {
     "train RECIPE --out run --set data.held_out=12000": "data.held_out must leave images to train on",
     """train RECIPE --out run --set 'emr={kind="exact", weight=1, temperature=2}'""": "no effect on exact EMR; remove",
     "train demo/plain --out run --epochs 3": "Settings are changed with --set, such as --set optimizer.lr=0.05.",
+    "train RECIPE --from nowhere --out run": "nowhere does not exist; give a run folder (what --out named)",
+    "train RECIPE --set freeze_batch_norm=true --from RUN --out run": "no effect on MLP, which has no batch norm",
     # recipes
     "train mnist-mlp/st-erm --out run": "unknown recipe 'mnist-mlp/st-erm'; did you mean 'mnist-mlp/st-emr'?",
     "recipes show nonsense": "unknown recipe",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from widemargin import PGD, InputError
 from widemargin.attacks.pgd import n_fgsm
-from widemargin.config import AWPConfig, DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
+from widemargin.config import AWPConfig, DataConfig, EMRConfig, GradAlignConfig, IGRConfig, OptimizerConfig, RunConfig
 from widemargin.data import Batch, ImageSet
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin, Linear
 from widemargin.models import LBGATTeacherConfig, WideResNetConfig
@@ -57,6 +57,7 @@ REGULARIZER_CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "stochastic": lambda at: {"emr": EMRConfig(kind="stochastic", weight=0.01, projections=2, at=at)},
     "igr": lambda at: {"igr": IGRConfig(weight=0.1, at=at)},
     "exact-linf": lambda at: {"emr": EMRConfig(kind="exact", weight=1e-4, norm="linf", at=at)},
+    "grad-align": lambda at: {"grad_align": GradAlignConfig(weight=0.2, eps=0.1, at=at)},
     "igr-l1": lambda at: {"igr": IGRConfig(weight=6 / 255, norm="linf", squared=False, at=at)},
 }
 PENALTY_CASES: dict[str, dict[str, Any]] = {"none": {}} | {
@@ -73,7 +74,7 @@ HEAD_CASES: dict[str, Any] = {
 def refusal(objective: str, penalty: str, head: str) -> str | None:
     """What the message says, where the combination means nothing."""
     if objective == "standard" and penalty.endswith("adversarial"):
-        name = "igr" if penalty.startswith("igr") else "emr"
+        name = {"igr": "igr", "grad": "grad_align"}.get(penalty.partition("-")[0], "emr")
         return rf'{name}.at = "adversarial" has no effect in standard training.*; use {name}.at = "clean"'
     if objective == "lbgat" and head in ("hypersphere", "large-margin"):
         return r"head.margin has no effect with LBGAT, whose student has no label loss; use a linear head"

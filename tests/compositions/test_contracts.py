@@ -20,7 +20,7 @@ from oracles import Network, assert_all_close, images, labels, parameter_gradien
 from widemargin import FGSM, PGD, ApproximateEMR, ExactEMR, InputError, StochasticEMR, effective_margin
 from widemargin.attacks import ALMA, DDN
 from widemargin.gradients.jacobian import logit_jacobian
-from widemargin.regularizers import InputGradient
+from widemargin.regularizers import GradAlign, InputGradient
 
 Call = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -31,6 +31,7 @@ REGULARIZERS: dict[str, Any] = {
     "stochastic": StochasticEMR(),
     "stochastic, two projections": StochasticEMR(projections=2),
     "input gradient": InputGradient(),
+    "alignment, uniform": GradAlign(eps=0.1),
 }
 ATTACKS: dict[str, FGSM | PGD | DDN | ALMA] = {
     "fgsm": FGSM(eps=0.1),
@@ -61,7 +62,7 @@ CALLS: dict[str, Call] = {
 DRAWING = [name for name in CALLS if any(word in name for word in ("stochastic", "uniform", "gaussian"))]
 UNSEEDED: dict[str, Call] = {
     name: lambda model, x, y, op=operation: op(model, x, y)
-    for name, operation in {"stochastic": StochasticEMR(), **ATTACKS}.items()
+    for name, operation in {"stochastic": StochasticEMR(), "alignment": GradAlign(eps=0.1), **ATTACKS}.items()
 }
 
 
@@ -257,7 +258,7 @@ class TestPenaltiesThatWouldTrainNothing:
 
     def test_a_graph_lost_in_a_first_derivative(self, name: str) -> None:
         """As a compiled part of a model does on some versions of torch: no error, but no second derivative either."""
-        if name == "input gradient":
+        if name in ("input gradient", "alignment, uniform"):
             pytest.skip("the gradient of a cross-entropy depends on the parameters through the logits as well")
 
         class Lossy(torch.autograd.Function):

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from widemargin import PGD, InputError
-from widemargin.config import AveragingConfig, AWPConfig, DataConfig, EMRConfig, IGRConfig, OptimizerConfig, RunConfig
+from widemargin.config import (
+    AveragingConfig,
+    AWPConfig,
+    DataConfig,
+    EMRConfig,
+    GradAlignConfig,
+    IGRConfig,
+    OptimizerConfig,
+    RunConfig,
+)
 from widemargin.data import Batch, Batches, CropFlip, ImageSet
 from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.heads import GeometricAnnealing, Hypersphere, LargeMargin, Linear
@@ -50,6 +59,7 @@ PENALTIES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "approximate": lambda at: {"emr": EMRConfig(kind="approximate", weight=0.1, scaling="released", at=at)},
     "stochastic": lambda at: {"emr": EMRConfig(kind="stochastic", weight=0.01, projections=2, every=2, at=at)},
     "igr": lambda at: {"igr": IGRConfig(weight=0.1, at=at)},
+    "aligned": lambda at: {"grad_align": GradAlignConfig(weight=0.2, eps=0.1, at=at)},
     "linf": lambda at: {
         "emr": EMRConfig(kind="stochastic", weight=1e-4, projections=2, norm="linf", at=at),
         "igr": IGRConfig(weight=6 / 255, norm="linf", squared=False, at=at),
@@ -143,6 +153,7 @@ FEW = [
     Case("free", "none", "linear", "bn", awp=True),
     Case("free", "approximate", "linear", "mlp"),
     Case("at", "linf", "he", "bn"),
+    Case("at", "aligned", "linear", "bn"),
     Case("st", "exact", "linear", "bn", dtype=torch.float32),  # no attack: where it rounds, a sign may turn
     Case("trades", "exact", "linear", "bn", synchronized=False),
 ]

@@ -20,6 +20,8 @@ from widemargin.training.run_folder import read_metrics
 BESIDE = ("averaging.beside=true",)
 AUGMENTED = "data.augmentation=['crop-flip', 'autoaugment', {kind='cutmix', parts=3}]"
 MIXED = (AUGMENTED, "data.extra_share=0.6", "igr={weight=0.1}")
+RESNET = ("data.name=cifar10-embedded", "model={kind='resnet18', width=2}", "epochs=2", "data.train_limit=60")
+TUNED = (*RESNET, "freeze_batch_norm=true", "watch.margins=[]", "head={kind='hypersphere'}")
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
@@ -30,12 +32,18 @@ def places(tmp_path_factory):
     images = np.random.default_rng(0).integers(0, 256, (60, 28, 28), dtype=np.uint8)
     np.savez(folder / "extra.npz", image=images, label=np.arange(60) % 10)
     begun_run(str(folder / "begun-alone"))
+    whole_run(str(folder / "pretrained"), settings=(*RESNET, "epochs=1", "watch.margins=[]"))
     return folder
 
 
 def mixed(places: Path) -> tuple[str, ...]:
     """AutoAugment, CutMix, and a second source."""
     return (*MIXED, f"data.extra={places / 'extra.npz'}")
+
+
+def tuned(places: Path) -> tuple[str, ...]:
+    """From other weights, under another head, with their statistics."""
+    return (*TUNED, f"init_from={places / 'pretrained'}")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +55,7 @@ def pair(places, tmp_path_factory):
     jobs["run"] = ("run", (str(places / "pair"),))
     jobs["beside"] = ("run", (str(places / "pair-beside"), "cpu", BESIDE))
     jobs["mixed"] = ("run", (str(places / "pair-mixed"), "cpu", mixed(places)))
+    jobs["tuned"] = ("run", (str(places / "pair-tuned"), "cpu", tuned(places)))
     jobs["on from one"] = ("run", (str(places / "begun-alone"),))
     jobs["begun"] = ("begun", (str(places / "begun-by-two"),))
     jobs["refusals"] = ("refusals", (str(places),))
@@ -123,6 +132,17 @@ def test_mixed_labels_and_a_second_source_are_those_of_a_run_of_one(pair, places
     assert first == second
     whole_run(str(places / "alone-mixed"), settings=mixed(places))
     assert_same_run(places / "pair-mixed", places / "alone-mixed")
+
+
+def test_a_fine_tuned_run_is_that_of_one(pair, places) -> None:
+    first, second = pair["tuned"]
+    assert first == second
+    whole_run(str(places / "alone-tuned"), settings=tuned(places))
+    assert_same_run(places / "pair-tuned", places / "alone-tuned")
+    found, source = (load_file(places / name / "best.safetensors") for name in ("pair-tuned", "pretrained"))
+    statistics = [name for name in source if "running" in name]
+    assert statistics
+    assert all(torch.equal(found[name], source[name]) for name in statistics)
 
 
 def test_averaged_weights_beside_are_those_of_a_run_of_one(pair, places, alone) -> None:

@@ -14,7 +14,7 @@ from widemargin.evaluation.shards import Store
 from widemargin.jobs import judging
 from widemargin.jobs.job import best_rows, choose_rows, jobs, method_of
 from widemargin.jobs.judging import JUDGMENTS, judgment_of, piece_size, search_for
-from widemargin.jobs.pool import cost
+from widemargin.jobs.pool import order
 from widemargin.models import CNNConfig, MLPConfig, ResNet18Config, WideResNetConfig
 from widemargin.recipes import all_recipes
 from widemargin.recipes.tables import all_tables, find_table
@@ -88,7 +88,7 @@ def test_the_better_of_two_rows(name, rows, first, second, best, tmp_path):
     ],
 )
 def test_what_takes_longer_costs_more(longer, shorter):
-    assert cost(all_recipes()[longer].config) > cost(all_recipes()[shorter].config)
+    assert order(all_recipes()[longer].config) > order(all_recipes()[shorter].config)
 
 
 def test_the_best_rows_are_judged_later_once_the_table_is_done(tmp_path, capsys):
@@ -266,13 +266,14 @@ def test_a_tables_margins_are_of_all_images_as_the_last_epoch_saw_them(tmp_path,
 
 
 @pytest.mark.parametrize(("steps", "before"), [(10, 3), (3, 10), (10, 10)])
-def test_of_several_attacks_the_one_with_most_steps_counts(steps, before):
+def test_each_epoch_counts_with_its_own_attack(steps, before):
     config = all_recipes()["cifar-wrn/at-mail"].config
     attacks = {
         "attack": replace(config.objective.attack, steps=steps),
         "burn_in_attack": replace(config.objective.burn_in_attack, steps=before),
     }
-    assert cost(replace(config, objective=replace(config.objective, **attacks))) == (4, config.epochs * (1 + 10))
+    passes = 74 * (3 + 2 * before) + 26 * (3 + 2 * steps)
+    assert order(replace(config, objective=replace(config.objective, **attacks))) == (4, passes)
 
 
 @pytest.mark.parametrize(

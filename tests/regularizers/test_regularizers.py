@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oracles import (
+    Network,
     approximate_emr_slowly,
     assert_all_close,
     exact_emr_slowly,
@@ -19,15 +20,17 @@ from oracles import (
     jacobian_slowly,
     labels,
     parameter_gradients,
+    plain_evaluation,
     relu_net,
     smooth_net,
     troublesome_net,
 )
 from widemargin import ApproximateEMR, ExactEMR, InputError, StochasticEMR, effective_margin
+from widemargin.attacks.threat import make_threat
 from widemargin.gradients.jacobian import logit_jacobian
-from widemargin.gradients.norms import DualNorm
+from widemargin.gradients.norms import DualNorm, Misalignment
 from widemargin.gradients.sweeps.tape import EagerSweeps, Tape
-from widemargin.regularizers import InputGradient
+from widemargin.regularizers import GradAlign, InputGradient
 from widemargin.regularizers.emr import orthonormal_directions, random_classes
 
 CASES = {
@@ -484,3 +487,94 @@ class TestCommonPromises:
     def test_bad_images(self, emr: ExactEMR | ApproximateEMR | StochasticEMR, x: Tensor, message: str) -> None:
         with pytest.raises(InputError, match=type(emr).__name__ + ".*" + message):
             emr(relu_net(), x)
+
+
+# GradAlign
+
+
+def misalignment_slowly(model: nn.Module, x: Tensor, near: Tensor, y: Tensor) -> Tensor:
+    """(B,): image by image, 1 - cos of the gradients of the cross-entropy at an image, held fixed, and near it."""
+    found = []
+    with plain_evaluation(model):
+        for image, other, label in zip(x, near, y, strict=True):
+            gradients = []
+            for point in (image[None], other[None]):
+                leaf = point.clone().requires_grad_(True)
+                loss = -torch.log_softmax(model(leaf), dim=1)[0, label]
+                gradients.append(torch.autograd.grad(loss, leaf, create_graph=True)[0].flatten())
+            here, there = gradients[0].detach(), gradients[1]
+            found.append(1 - (here @ there) / (here @ here).sqrt() / (there @ there).sqrt())
+    return torch.stack(found)
+
+
+def point_near(x: Tensor, eps: float, norm: str) -> Tensor:
+    noise = make_threat(norm, eps).random(x, torch.Generator().manual_seed(4))
+    return (x + noise).clamp(0, 1)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("net", CASES)
+def test_grad_align(net: str, norm: Any) -> None:
+    model, x = case(net)
+    eps = 0.3 if norm == "linf" else 2.0
+    y, align = labels(3, 5 if net == "batch-norm" else 4), GradAlign(eps=eps, norm=norm)
+    expected = misalignment_slowly(model, x, point_near(x, eps, norm), y)
+    assert expected.max() > 1e-4
+    check_against(model, align(model, x, y, generator=torch.Generator().manual_seed(4)), expected)
+    value = align.value(model, x, y, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=1e-13)
+
+
+def test_grad_align_where_sweeps_cannot_go() -> None:
+    """By double backward: the model begins with a function of its own, which no tape knows."""
+
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return 3 * x**2 * gradient
+
+    model, x, y = Network(lambda self, x: self.net(Cube.apply(x)), net=smooth_net()), images(3, 1, 3, 5), labels(3, 4)
+    expected = misalignment_slowly(model, x, point_near(x, 0.3, "linf"), y)
+    check_against(model, GradAlign(eps=0.3)(model, x, y, generator=torch.Generator().manual_seed(4)), expected)
+
+
+def test_an_image_without_a_gradient_has_no_angle() -> None:
+    """Nor has one whose neighbor has none: both count 0 and push nothing."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.eye(4))
+        model[1].bias.fill_(-0.5)
+    x = torch.tensor([[0.1, 0.2, 0.1, 0.0], [0.9, 0.7, 0.8, 0.6]], dtype=torch.float64).view(2, 1, 2, 2)
+    found = GradAlign(eps=0.05)(model, x, torch.tensor([0, 1]))
+    assert found[0] == 0
+    assert found[1] >= 0
+    found[0].backward()
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_a_linear_model_is_aligned_and_a_kink_is_not() -> None:
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double()
+    assert GradAlign(eps=0.5)(linear, images(5, 1, 2, 2), labels(5, 2)).abs().max() < 1e-12
+    g = torch.tensor([[[1.0, 0.0], [3.0, 4.0], [-2.0, 0.0]]], dtype=torch.float64)
+    other = torch.tensor([[0.0, 2.0], [3.0, 4.0], [1.0, 0.0]], dtype=torch.float64)
+    assert Misalignment(reference=other).total(g).tolist() == pytest.approx([1.0, 0.0, 2.0])
+
+
+def test_the_slope_of_misalignment_is_its_gradient() -> None:
+    g, weights = images(2, 3, 6).mul(2).sub(1).requires_grad_(True), SAMPLE_WEIGHTS
+    measure = Misalignment(reference=images(3, 6, seed=7) - 0.5)
+    (expected,) = torch.autograd.grad((measure.total(g) * weights).sum(), g)
+    torch.testing.assert_close(measure.slope(g.detach(), weights), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_grad_align_needs_labels_and_a_radius() -> None:
+    with pytest.raises(InputError, match="GradAlign: labels are missing; call it as regularizer"):
+        GradAlign(eps=0.1)(smooth_net(), images(2, 1, 3, 5))
+    with pytest.raises(InputError, match="did you mean 8/255"):
+        GradAlign(eps=8)

@@ -14,12 +14,14 @@ SMALL = ("epochs=2", "data.train_limit=80", "data.test_limit=30", "optimizer.sch
 VALIDATED = ("data.held_out=30", 'watch.attack={kind="pgd", eps=0.1, step_size=0.05, steps=2}', "watch.margins=[]")
 ATTACK = 'attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="uniform"}'
 KL_ATTACK = 'attack={kind="pgd", eps=0.1, step_size=0.05, steps=2, random_start="gaussian"}'
+FGSM = 'attack={kind="fgsm", eps=0.1}'
 TEACHER = 'teacher={kind="mlp", hidden=[8]}'
 METHODS = {
     "st": (),
     "st-exact": ('emr={kind="exact", weight=0.1}',),
     "st-approximate-igr": ('emr={kind="approximate", weight=0.1}', "igr={weight=0.1}"),
     "st-linf": ('emr={kind="stochastic", weight=1e-4, norm="linf"}', 'igr={weight=0.02, norm="linf", squared=false}'),
+    "fgsm-aligned": (f'objective={{kind="adversarial", {FGSM}}}', "grad_align={weight=0.2, eps=0.1}"),
     "st-stochastic-every-3": ('emr={kind="stochastic", weight=0.1, every=3}', "data.augmentation=crop-flip"),
     "at-margins": (f'objective={{kind="adversarial", {ATTACK}}}', 'watch.margins=["train", "test"]'),
     "trades-averaged": (f'objective={{kind="trades", beta=3.0, {KL_ATTACK}}}', "averaging={decay=0.9}"),

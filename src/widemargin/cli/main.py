@@ -137,7 +137,7 @@ HELP = {
     "report": "Write one HTML page that needs no network, and its tables as Markdown, CSV and LaTeX; unfinished runs "
     "too.",
     "sweep": "Run every point of a grid once; start the same command on more machines and they share the work.",
-    "recipes": "List the recipes; 'recipes show NAME' prints one.",
+    "recipes": "List the recipes: data, epochs, what a run costs, published numbers; 'recipes show NAME' prints one.",
 }
 INTERRUPTED_MESSAGES = {
     **dict.fromkeys(("demo", "reproduce", "sweep"), "interrupted; the same command goes on where it stopped"),

@@ -43,7 +43,8 @@ def references() -> dict[str, Reference]:
         source, results = "", {}
         if recipe.published is not None:
             number = re.match(r"table(\d+)", recipe.published.table)  # of table3_wide_resnet, not supplement_resnet18
-            source = f"{f'Table {number[1]}' if number else 'the supplement'}, {recipe.published.row}"
+            place = recipe.published.source or (f"Table {number[1]}" if number else "the supplement")
+            source = f"{place}, {recipe.published.row}"
             results = recipe.published.results
         found[name] = Reference(settings=to_dict(recipe.config), results=results, source=source, note=recipe.note)
     return found

@@ -1,6 +1,7 @@
 """``widemargin train``: run a recipe, or go on with the run in a folder."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,15 @@ def train(
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. emr.weight=0.3; 'none' removes it."),
+    ] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="WEIGHTS",
+            help="Begin with these weights: a run folder, a checkpoint, or a public file; the same as init_from.",
+            show_default=False,
+        ),
     ] = None,
     max_time: Annotated[
         str | None,
@@ -57,6 +67,8 @@ def train(
     several processes share every batch: torchrun --nproc-per-node 8 -m widemargin train ...
     """
     config = with_overrides(find_recipe(recipe).config, settings or [])
+    if init_from is not None:
+        config = replace(config, init_from=str(init_from))
     limit = seconds("--max-time", max_time)
     console, stop = console_for(stderr=True, quiet=not is_first_process()), Stop()
     note_unreached([config], console)

@@ -34,6 +34,7 @@ from widemargin.objectives.mail import Mail
 from widemargin.objectives.standard import Standard
 from widemargin.optimizers import OPTIMIZERS, SGD, Optimizer
 from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
+from widemargin.regularizers.grad_align import GradAlign
 from widemargin.regularizers.input_gradient import InputGradient
 from widemargin.regularizers.penalty import Penalty
 from widemargin.schedules import (
@@ -248,6 +249,8 @@ FORMS: dict[str, Callable[..., Regularizer]] = {
     "approximate": ApproximateEMR,
     "stochastic": StochasticEMR,
 }
+PENALTIES = ("emr", "igr", "grad_align")
+"""The tables of a run that are penalties."""
 FORM_OF = {"temperature": "approximate", "projections": "stochastic"}
 """The settings that one form of EMR alone has."""
 
@@ -304,7 +307,27 @@ class IGRConfig:
         return _penalty("igr", regularizer, self)
 
 
-def _penalty(name: str, regularizer: Regularizer, how: EMRConfig | IGRConfig) -> Penalty:
+@dataclass(frozen=True, kw_only=True)
+class GradAlignConfig:
+    """Gradient alignment (GradAlign): how strong, within which radius, where and when. Published: 0.2 at 8/255."""
+
+    weight: float
+    eps: float
+    norm: Norm = "linf"
+    at: Point = "clean"
+    scaling: Scaling = "mean"
+    every: int = 1
+    schedule: Schedule = one_of(SCHEDULES, default=Constant())
+
+    def __post_init__(self) -> None:
+        self.penalty()
+
+    def penalty(self) -> Penalty:
+        """The penalty this describes."""
+        return _penalty("grad_align", GradAlign(eps=self.eps, norm=self.norm), self)
+
+
+def _penalty(name: str, regularizer: Regularizer, how: EMRConfig | IGRConfig | GradAlignConfig) -> Penalty:
     return Penalty(
         name=name,
         regularizer=regularizer,
@@ -337,9 +360,12 @@ class RunConfig:
     head: MakeHead = one_of(HEADS, default=Linear())
     objective: Objective = one_of(OBJECTIVES, default=Standard())
     teacher: ModelFactory | None = one_of(MODELS, default=None)
+    init_from: str | None = added(None)
+    freeze_batch_norm: bool = added(False)
     optimizer: Optimizer = one_of(OPTIMIZERS, unnamed="sgd")
     emr: EMRConfig | None = None
     igr: IGRConfig | None = None
+    grad_align: GradAlignConfig | None = None
     awp: AWPConfig | None = None
     averaging: AveragingConfig | None = None
     stopping: StoppingConfig | None = None
@@ -351,6 +377,8 @@ class RunConfig:
             check_count(field, getattr(self, field))
         if not 0 <= self.seed < 2**63:  # what build_model takes
             raise InputError(f"seed must be in [0, 2^63), got {self.seed}; try 0")
+        if self.init_from is not None and not self.init_from.strip():
+            raise InputError("init_from is empty; give a run folder or a file of weights, or leave it out")
         self._check_points()
         self._check_momentum()
         self._check_lbgat()
@@ -453,7 +481,8 @@ class RunConfig:
 
     def penalties(self) -> tuple[Penalty, ...]:
         """The penalties of this run."""
-        return tuple(config.penalty() for config in (self.emr, self.igr) if config is not None)
+        found = (getattr(self, name) for name in PENALTIES)
+        return tuple(config.penalty() for config in found if config is not None)
 
 
 def unreached(config: RunConfig) -> list[str]:
@@ -462,7 +491,7 @@ def unreached(config: RunConfig) -> list[str]:
     Most often the epochs were changed and the schedule was forgotten.
     """
     schedules: dict[str, Schedule] = {"optimizer": config.optimizer.schedule}
-    schedules |= {name: part.schedule for name in ("emr", "igr") if (part := getattr(config, name)) is not None}
+    schedules |= {name: part.schedule for name in PENALTIES if (part := getattr(config, name)) is not None}
     found = (_unreached_part(f"{name}.schedule", schedule, config.epochs) for name, schedule in schedules.items())
     grows = config.objective.ramp if isinstance(config.objective, Ikl) else 0
     late = f"objective.ramp grows eps for {grows} epochs, the run ends at {config.epochs}: --set objective.ramp=..."

@@ -140,8 +140,9 @@ def _shared(norm: _BatchNorm) -> SharedBatchNorm:
 
 
 def has_own_statistics(model: nn.Module) -> bool:
-    """Whether some batch norm would take its statistics from this process's rows alone."""
-    return any(isinstance(module, _BatchNorm) and not isinstance(module, SharedBatchNorm) for module in model.modules())
+    """Whether some batch norm would take its statistics from this process's rows alone; a frozen one takes none."""
+    norms = (module for module in model.modules() if isinstance(module, _BatchNorm) and module.training)
+    return any(not isinstance(norm, SharedBatchNorm) for norm in norms)
 
 
 def reduce_gradients(nets: Nets) -> None:

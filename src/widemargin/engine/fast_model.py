@@ -167,7 +167,7 @@ class FastNetwork(nn.Module):
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         super().__init__()
         self.model = model
-        self.train(model.training)
+        self.training = model.training  # and no other flag: the model may have frozen parts
         self._plan = plan
         self._said: set[str] = set()
         eval_copy = EvalCopy(model, plan.reduced)

@@ -160,7 +160,7 @@ def load_model(
         return _from_factory(text)
     path = Path(text)
     check_file(path)
-    if path.is_file() and (path.suffix in PICKLED or not _is_ours(path)):
+    if is_public(path):
         return _from_public(path, image_shape, head_scale, normalize)
     target = load_target(path)
     _refuse_options(
@@ -193,12 +193,15 @@ def model_info(target: Target) -> ModelInfo:
     )
 
 
-def _is_ours(path: Path) -> bool:
+def is_public(path: Path) -> bool:
+    """Whether this is a file of weights from elsewhere."""
+    if not path.is_file() or path.suffix in PICKLED:
+        return path.is_file()
     try:
         with safe_open(path, framework="pt") as stream:
-            return "widemargin" in (stream.metadata() or {})
+            return "widemargin" not in (stream.metadata() or {})
     except (SafetensorError, OSError):
-        return True  # let our reader say what is wrong with it
+        return False  # let our reader say what is wrong with it
 
 
 def _from_public(

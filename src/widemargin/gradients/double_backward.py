@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -39,8 +40,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def uncompiled(function: Function) -> Function:
-    """It runs as it is inside a compiled function. Torch's own decorator would hide its signature."""
-    return cast(Function, torch.compiler.disable(function))
+    """It runs as it is inside a compiled function. Torch's own decorator would hide its signature.
+
+    This one, which torch uses itself, brings torch's tracers (a second or two) with the first call, not with an import.
+    """
+    return cast(Function, _disable_dynamo(function))
 
 
 @contextmanager

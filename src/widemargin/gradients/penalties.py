@@ -1,6 +1,6 @@
 """Norms of input gradients per sample, P_i = sum_m ||c_im J_i||^2: what every penalty is, for its own vectors c.
 
-The norm is L2, or another one, not squared perhaps (``norms``); what follows is the same for all.
+The norm is L2, or another measure of gradients (``norms``); what follows is the same for all.
 
 By sweeps where the tape can account for every operator of the model, by double backward for any other model (the
 package's docstring says when which, and at what cost). Three ``autograd.Function`` carry the gradients: one runs the
@@ -22,7 +22,7 @@ from widemargin.core.modes import copied_buffers, ddp_of, evaluating, outside_in
 from widemargin.errors import InputError
 from widemargin.gradients.double_backward import refuse_coupling_scripts
 from widemargin.gradients.jacobian import in_chunks, logits_and_leaf, vector_jacobian_products
-from widemargin.gradients.norms import DualNorm
+from widemargin.gradients.norms import DualNorm, GradientMeasure
 from widemargin.gradients.sweeps.layers import Gradients
 from widemargin.gradients.sweeps.rules import NotSweepable
 from widemargin.gradients.sweeps.tape import EagerSweeps, add_to
@@ -48,7 +48,7 @@ def input_gradient_penalty(
     x: Tensor,
     cotangents: Cotangents,
     *,
-    norm: DualNorm = SQUARED_L2,
+    norm: GradientMeasure = SQUARED_L2,
     at_once: int = 16,
     constant: bool = True,
 ) -> Tensor:
@@ -78,7 +78,7 @@ def input_gradient_penalty_value(
     x: Tensor,
     cotangents: Cotangents,
     *,
-    norm: DualNorm = SQUARED_L2,
+    norm: GradientMeasure = SQUARED_L2,
     at_once: int = 16,
 ) -> Tensor:
     """(B,), without a graph."""
@@ -90,7 +90,7 @@ def input_gradient_penalty_value(
 
 
 def _penalty(
-    owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, norm: DualNorm, at_once: int, constant: bool
+    owner: str, model: nn.Module, x: Tensor, cotangents: Cotangents, norm: GradientMeasure, at_once: int, constant: bool
 ) -> Tensor:
     refuse_coupling_scripts(model)
     x = usable(x)
@@ -138,7 +138,7 @@ def by_sweeps(
     x: Tensor,
     cotangents: Cotangents,
     *,
-    norm: DualNorm = SQUARED_L2,
+    norm: GradientMeasure = SQUARED_L2,
     at_once: int = 16,
     constant: bool = True,
 ) -> Tensor:
@@ -162,7 +162,7 @@ class _Swept(torch.autograd.Function):
         names: tuple[str, ...],
         x: Tensor,
         cotangents: Cotangents,
-        norm: DualNorm,
+        norm: GradientMeasure,
         at_once: int,
         constant: bool,
         *parameters: Tensor,
@@ -234,7 +234,7 @@ def by_double_backward(
     x: Tensor,
     cotangents: Cotangents,
     *,
-    norm: DualNorm = SQUARED_L2,
+    norm: GradientMeasure = SQUARED_L2,
     at_once: int,
     constant: bool,
 ) -> Tensor:
@@ -264,7 +264,7 @@ class _ChunkedDoubleBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, graph: tuple[Tensor, Tensor], vectors: Rows, norm: DualNorm, at_once: int, *parameters: Tensor
+        ctx: Any, graph: tuple[Tensor, Tensor], vectors: Rows, norm: GradientMeasure, at_once: int, *parameters: Tensor
     ) -> Tensor:
         ctx.save_for_backward(*parameters)  # one of them changed before backward() raises
         ctx.graph, ctx.vectors, ctx.norm, ctx.at_once = graph, vectors, norm, at_once
@@ -287,7 +287,7 @@ class _ChunkedDoubleBackward(torch.autograd.Function):
         return None, None, None, None, *(sums.get(number) for number in range(len(parameters)))
 
 
-def _sum_of_chunks(logits: Tensor, leaf: Tensor, vectors: Rows, norm: DualNorm, at_once: int) -> Tensor:
+def _sum_of_chunks(logits: Tensor, leaf: Tensor, vectors: Rows, norm: GradientMeasure, at_once: int) -> Tensor:
     total = torch.zeros(len(logits), dtype=logits.dtype, device=logits.device)
     for chunk in in_chunks(len(vectors), at_once):
         total += norm.total(vector_jacobian_products(logits, leaf, vectors[chunk], keep_graph=True))

@@ -8,7 +8,8 @@ The best rows of a table are so by our own numbers: for each method on each netw
 the same name, which differ in weight decay) the row of the highest accuracy under the table's strongest PGD.
 
 A quick job is its recipe made small: two epochs (schedules and burn-in shrunk with them), a handful of embedded images,
-two attack steps, narrow networks. Every line of its code still runs, in seconds; its numbers mean nothing.
+two attack steps, narrow networks, noise in place of a second source's images. Every line of its code still runs, in
+seconds; its numbers mean nothing.
 """
 
 from collections.abc import Sequence
@@ -19,17 +20,18 @@ from typing import Any
 
 from widemargin.attacks.pgd import PGD
 from widemargin.config.checkpoint import BEST, CONFIG, LAST, read_checksum
-from widemargin.config.run import DataConfig, RunConfig
+from widemargin.config.run import AveragingConfig, AWPConfig, DataConfig, RunConfig
 from widemargin.config.toml import differences, read_toml
 from widemargin.core.records import read_table
 from widemargin.errors import InputError
 from widemargin.evaluation.folder import REPORT
 from widemargin.models.classifier import ModelConfig
+from widemargin.objectives.ikl import Ikl
 from widemargin.objectives.mail import Mail
 from widemargin.recipes import find_recipe
 from widemargin.recipes.recipe import Recipe
 from widemargin.recipes.tables import Row, Table
-from widemargin.schedules import Piecewise, Steps
+from widemargin.schedules import Cosine, OneCycle, OneCycleMomentum, Piecewise, Steps, Triangular, WarmUp
 
 RUN, RESULT = "run", "result.json"
 
@@ -45,6 +47,8 @@ class Job:
     trained: Recipe
     """What its weights come from: the row's recipe, or the one whose run keeps them."""
     trained_in: Path
+    starts_in: Path | None
+    """The run whose weights it begins with."""
     quick: bool
     margins: bool
     """Whether the table reports margins."""
@@ -66,6 +70,8 @@ class Job:
 
     def _with_seed(self, recipe: Recipe) -> RunConfig:
         config = replace(recipe.config, seed=self.seed)
+        if self.starts_in is not None:
+            config = replace(config, init_from=str(self.starts_in))
         return smoke(config) if self.quick else config
 
     def result(self) -> dict[str, Any] | None:
@@ -91,11 +97,12 @@ class Job:
         return result | {"accuracy": result["accuracy"] | added}
 
     def _check_recipe(self) -> None:
-        """Refuse a run of what the recipe was in another version; what was only watched may differ."""
+        """Refuse a run of what the recipe was in another version; what was watched may differ."""
         path = self.folder / RUN / CONFIG
         if self.quick or not path.is_file():
             return
-        changed = [change for change in differences(self.config, read_toml(path)) if not change.startswith("watch.")]
+        allowed = ("watch.", "init_from:")  # the second says in which folder the first weights lie
+        changed = [change for change in differences(self.config, read_toml(path)) if not change.startswith(allowed)]
         if changed:
             raise InputError(
                 f"{self.folder} holds a run of {self.row.recipe.name} as another version defines it "
@@ -145,6 +152,7 @@ def jobs(table: Table, rows: Sequence[Row], seeds: Sequence[int], out: Path, *, 
             folder=_folder(out, row.recipe, seed),
             trained=trained,
             trained_in=_folder(out, trained, seed) / RUN,
+            starts_in=_folder(out, find_recipe(trained.starts_from), seed) / RUN if trained.starts_from else None,
             quick=is_quick,
             margins=margins,
         )
@@ -215,8 +223,16 @@ EPOCHS, BATCH, TRAIN, TEST, HELD_OUT, MARGINS, ATTACK_STEPS = 2, 32, 64, 40, 20,
 EMBEDDED = {"mnist": "mnist-embedded", "cifar10": "cifar10-embedded"}
 SUMMARY = (
     f"{EPOCHS} epochs, {TRAIN} embedded training and {TEST} test images, batches of {BATCH}, {ATTACK_STEPS} attack "
-    "steps, WRN-10-1 and ResNet-18 of width 8"
+    "steps, WRN-10-1 and ResNet-18 of width 8; a second source is noise"
 )
+TIMES: dict[type, tuple[str, ...]] = {
+    OneCycle: ("epochs", "peak"),
+    Triangular: ("epochs", "peak"),
+    Cosine: ("epochs", "start"),
+    WarmUp: ("epochs",),
+    AveragingConfig: ("warmup",),
+}
+"""Which settings are epochs, and shrink with them; those that are whole numbers have lines of their own."""
 
 
 def smoke(config: RunConfig) -> RunConfig:
@@ -250,6 +266,13 @@ def _small(value: Any, ratio: float) -> Any:
     if not is_dataclass(value) or isinstance(value, type | DataConfig):
         return value
     parts = {field.name: _small(getattr(value, field.name), ratio) for field in fields(value) if field.init}
+    parts |= {name: ratio * getattr(value, name) for name in TIMES.get(type(value), ())}
     if isinstance(value, Mail):
         parts["burn_in"] = min(value.burn_in, 1)
+    elif isinstance(value, AWPConfig):
+        parts["start"] = min(value.start, 1)
+    elif isinstance(value, Ikl):
+        parts["ramp"] = min(value.ramp, EPOCHS)
+    elif isinstance(value, OneCycleMomentum):
+        parts["epochs"] = max(1, round(ratio * value.epochs))
     return replace(value, **parts)

@@ -18,7 +18,9 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
@@ -41,6 +43,7 @@ from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import sealed
 from widemargin.data.batches import in_order
 from widemargin.data.datasets import load
+from widemargin.data.extra import ExtraImages, open_extra
 from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins
@@ -59,13 +62,14 @@ from widemargin.training.trainer import RunResult, train
 from widemargin.training.watch import MEASURED, batch_size, first_samples, training_points
 from widemargin.types import Nets, Norm
 
+NOISE = "noise.npz"
 CHECKPOINT_PAUSE = 30.0
 """Seconds: an epoch of a small network takes no longer than its checkpoint; a kill costs half a minute at most."""
 PREFIX, ALARMS = f"{AVERAGED}_", "alarms"
 FIRST, FIRST_CERTIFIED = 1000, 100
 """So many test images are judged where it takes long, and are certified."""
 RADII: dict[float, tuple[str, ...]] = {
-    0.031: ("2/255", "4/255", "6/255", "8/255", "10/255", "12/255", "16/255"),
+    **dict.fromkeys((0.031, 8 / 255), ("2/255", "4/255", "6/255", "8/255", "10/255", "12/255", "16/255")),
     0.1: ("0.02", "0.05", "0.1", "0.15", "0.2", "0.3"),
 }
 """The recipe's eps (Linf) -> those at which its network is attacked."""
@@ -145,7 +149,10 @@ def perform(task: Task, resources: Resources, *, max_seconds: float, console: Co
         _evaluated(job, task.judgment, judgment, target.model.to(device), test, target)
         return
     config = job.trained_config
-    splits = load_splits(config.data, seed=config.seed, data_dir=resources.data_dir, device=device)
+    own = replace(config.data, extra=None, extra_share=None) if job.quick else config.data
+    splits = load_splits(own, seed=config.seed, data_dir=resources.data_dir, device=device)
+    if own.extra != config.data.extra:
+        splits = replace(splits, extra=_noise(job.folder / NOISE, splits.train))
     run = train(
         config,
         out=job.trained_in,
@@ -158,6 +165,15 @@ def perform(task: Task, resources: Resources, *, max_seconds: float, console: Co
     )
     if run.finished:
         _judge(job, adopt_averaged(job, run), splits, device=device, workers=resources.workers)
+
+
+def _noise(path: Path, like: ImageSet) -> ExtraImages:
+    """In place of the second source of a quick job: as many images as the set has, and such as it has."""
+    make_folder(path.parent)
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (len(like), *like.image_shape), dtype=np.uint8)
+    np.savez(path, image=images, label=np.arange(len(like)) % like.num_classes)
+    return open_extra(str(path.absolute()))
 
 
 def adopt_averaged(job: Job, run: RunResult) -> RunResult:

@@ -17,19 +17,18 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from widemargin.attacks.pgd import PGD
 from widemargin.config.run import RunConfig
 from widemargin.core.screen import console_for, one_line, say, unfailing_streams
 from widemargin.core.signals import Stop
 from widemargin.errors import InputError, WidemarginWarning
+from widemargin.jobs.cost import run_passes
 from widemargin.jobs.job import Resources, Task, choose_rows, jobs
 from widemargin.jobs.judging import perform
 from widemargin.models.classifier import facts_of
@@ -161,7 +160,7 @@ def run_workers(
         if task.done:
             say(console, f"{task.label}: done before")
     waiting = [task for task in tasks if not task.done]
-    waiting.sort(key=lambda task: cost(task.job.config), reverse=True)
+    waiting.sort(key=lambda task: order(task.job.config), reverse=True)
     running: list[Worker] = []
     failures: list[Failure] = []
     stop = Stop()
@@ -194,34 +193,18 @@ def run_workers(
 
 
 def _next(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None:
-    """The first that can begin: of the jobs that share a run, one at a time."""
+    """The first that can begin: of the jobs that share a run one at a time, and after the job it has its weights of."""
     taken = {worker.task.job.trained_in for worker in running if worker.task.judgment is None}
-    possible = (task for task in waiting if task.judgment is not None or task.job.trained_in not in taken)
-    return next(possible, None)
+    unfinished = taken | {task.job.trained_in for task in waiting if task.judgment is None}
+    for task in waiting:
+        if task.judgment is not None or (task.job.trained_in not in taken and task.job.starts_in not in unfinished):
+            return task
+    return None
 
 
-PENALTY_PASSES = {"exact": 20, "approximate": 4, "stochastic": 4}
-IGR_PASSES = 2
-
-
-def cost(config: RunConfig) -> tuple[int, float]:
-    """How long a run takes beside other runs on the same data; it is no time.
-
-    The network first, then passes through it: a step is one forward and backward pass, one more for each step of its
-    attack, and what the penalty takes (exact EMR a gradient for each class, the others one or two).
-    """
-    attack = max((part.steps for part in _parts(config.objective) if isinstance(part, PGD)), default=0)
-    penalty = PENALTY_PASSES.get(config.emr.kind, 0) if config.emr else 0
-    return facts_of(config.model).cost_rank, config.epochs * (
-        1 + attack + penalty + IGR_PASSES * (config.igr is not None)
-    )
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    yield value
-    if is_dataclass(value):
-        for field in fields(value):
-            yield from _parts(getattr(value, field.name))
+def order(config: RunConfig) -> tuple[int, float]:
+    """How long a run takes beside other runs on the same data; it is no time. The network first, then its passes."""
+    return facts_of(config.model).cost_rank, run_passes(config)["model"]
 
 
 REFUSED = 2

@@ -95,17 +95,42 @@ def _unpickled(path: Path) -> object:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def load_public_state_dict(model: nn.Module, state_dict: Mapping[str, object]) -> None:
-    """Load weights under any of the field's conventions; where they do not fit, the model stays unchanged."""
+def load_public_state_dict(model: nn.Module, state_dict: Mapping[str, object], *, new_head: bool = False) -> str | None:
+    """Load weights under any of the field's conventions; where they do not fit, the model stays unchanged.
+
+    With ``new_head`` a last layer that does not fit stays the model's own, and how it differs is returned.
+    """
     own = model.state_dict()
     weights, stored = _normal_weights(state_dict, lambda names: not own.keys().isdisjoint(names), own=own)
     _check_normalization(model, stored)
+    given = _shapes(weights)
+    replaced = _with_own_head(model, own, weights) if new_head else None
     for key in own.keys() - weights.keys():
         if key.endswith(".num_batches_tracked"):  # checkpoints older than the counter; it does not change the output
             weights[key] = own[key]
-    _check_keys(model, own, weights)
+    _check_keys(model, own, weights, given)
     _check_values(weights)
     model.load_state_dict(weights, strict=True)
+    return replaced
+
+
+def _with_own_head(model: nn.Module, own: Mapping[str, Tensor], weights: Weights) -> str | None:
+    """Put the model's own head into the weights: all of it where theirs is another, and how; else what it counts."""
+    head = getattr(model, "head", None)
+    name = next((name for name, module in model.named_modules() if module is head and name), None)
+    if name is None or not isinstance(head, nn.Module):
+        return None
+    trained = {f"{name}.{key}": tuple(value.shape) for key, value in head.named_parameters()}
+    shapes = _shapes({key: value for key, value in weights.items() if key.startswith(f"{name}.")})
+    theirs = {key: shape for key, shape in shapes.items() if key in trained or (key not in own and shape)}
+    for key in shapes:
+        if theirs != trained or key not in trained:
+            del weights[key]
+    weights |= {key: value for key, value in own.items() if key.startswith(f"{name}.") and key not in weights}
+    if theirs == trained:
+        return None
+    there, here = (", ".join(f"{key} {shape}" for key, shape in sorted(found.items())) for found in (theirs, trained))
+    return f"{there or 'none'} there, {here} here"
 
 
 @dataclass(frozen=True)
@@ -312,8 +337,11 @@ def _close(stored: Tensor, wanted: Tensor) -> bool:
     return same_size and torch.allclose(stored, wanted.expand_as(stored), rtol=0.0, atol=1e-4)
 
 
-def _check_keys(model: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, object]) -> None:
-    """Refuse anything but exactly the model's keys and shapes, with one message that says all of it."""
+def _check_keys(model: nn.Module, own: Mapping[str, Tensor], weights: Mapping[str, object], given: Shapes) -> None:
+    """Refuse anything but exactly the model's keys and shapes, with one message that says all of it.
+
+    ``given`` are the shapes as the file has them.
+    """
     shapes = _shapes(weights)
     failures = {
         "missing": [key for key in own if key not in shapes],
@@ -330,7 +358,7 @@ def _check_keys(model: nn.Module, own: Mapping[str, Tensor], weights: Mapping[st
         if keys:
             told.append(f"{kind}: {', '.join(keys[:SHOWN_KEYS])}" + (f" and {rest} more" if rest > 0 else ""))
     if told:
-        name = describe(shapes)
+        name = describe(given)
         remedy = f"the weights look like {name}" if name else "check which model the weights are for"
         raise InputError(f"the weights do not fit this {type(model).__name__}; {'; '.join(told)}; {remedy}")
 

@@ -1,6 +1,7 @@
 """A recipe: a complete run configuration with a name, and the published numbers it is to be held against.
 
-The paper's numbers are data: ``published.json`` beside this file, looked up and never retyped.
+The numbers are data: ``published.json`` beside this file, looked up and never retyped. Its table "modern" is not of the
+paper: each row there says where its numbers stand.
 """
 
 import json
@@ -16,11 +17,15 @@ RESULTS = ("clean", "fgsm", "pgd", "pgd10", "pgd20", "pgd100", "autoattack", "ma
 
 @dataclass(frozen=True)
 class Published:
-    """One row of one table: its name there and its results (percent; margins as mean and standard deviation)."""
+    """One row of one table: its name there and its results (percent; mean and standard deviation where there are both).
+
+    ``source`` is where the numbers stand, for those that are not the paper's.
+    """
 
     table: str
     row: str
     results: dict[str, Any]
+    source: str = ""
 
 
 @cache
@@ -35,7 +40,8 @@ def published(table: str, row: str, *, model: str | None = None, weight_decay: f
     rows = [r for r in _tables()[table]["rows"] if all(r.get(key) == value for key, value in wanted.items())]
     if len(rows) != 1:
         raise LookupError(f"{len(rows)} rows of {table} match {wanted}")
-    return Published(table=table, row=row, results={key: rows[0][key] for key in RESULTS if key in rows[0]})
+    results = {key: rows[0][key] for key in RESULTS if key in rows[0]}
+    return Published(table=table, row=row, results=results, source=rows[0].get("source", ""))
 
 
 def published_step_times() -> dict[str, dict[str, float]]:
@@ -53,6 +59,9 @@ class Recipe:
     note: str = ""
     averages_of: str = ""
     """The recipe whose run keeps these weights, its averages, beside its own; a table trains that one for both."""
+
+    starts_from: str = ""
+    """The recipe whose weights this one begins with; a table trains that one first, with the same seed."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""The paper's tables as lists of recipes, each row beside its published numbers. The order is the paper's."""
+"""The paper's tables as lists of recipes, each row beside its published numbers, in its order; then the modern ones."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -48,6 +48,10 @@ _SAME_DECAY = ("at", "at-wd0.0005", "at-emr", "at-wd0.0005-averaged", "at-emr-av
 _WRN_MORE = ("at-wd0.0005", "lbgat", "lbgat-emr")
 _BASELINES = ("mnist-mlp/st-wd0", "cifar-cnn/st-wd0", "cifar-cnn/st-wd0.0005", "cifar-cnn/at-wd0.0005")
 """No weight decay, for Fig. 1, and the weight decay of the EMR rows."""
+_MODERN = (
+    *("at-awp", "at-awp-emr", "trades-awp", "trades-awp-emr", "wang2023-wrn28-10", "wang2023-wrn28-10-emr"),
+    *("score", "ikl", "fgsm-rs", "n-fgsm", "fgsm-rs-short", "n-fgsm-short", "rodriguez-munoz-clean", "rodriguez-munoz"),
+)
 _FORMS = (("st-emr", "ST+EMR"), ("st-approximate-emr", "ST+Approx-EMR"))
 _FORMS_AT = (("at-emr", "AT+EMR"), ("at-approximate-emr", "AT+Approx-EMR"))
 
@@ -76,6 +80,15 @@ def _approximation() -> tuple[Row, ...]:
         for prefix, model in (("mnist-mlp", "MLP"), ("cifar-cnn", "CNN"))
         for name, row in (*_FORMS, *_FORMS_AT)
     )
+
+
+def _modern() -> tuple[Row, ...]:
+    """Every row a method of its own, published or not."""
+    rows = []
+    for recipe in (all_recipes()[f"modern/{name}"] for name in _MODERN):
+        nothing = Published(table="", row=recipe.name.split("/")[1], results={})
+        rows.append(Row(recipe, recipe.published or nothing))
+    return tuple(rows)
 
 
 def _rows(names: Iterable[str]) -> tuple[Row, ...]:
@@ -108,6 +121,7 @@ def all_tables() -> dict[str, Table]:
             _rows(f"cifar-wrn/{name}" for name in _WRN_MORE),
         ),
         Table("baselines", "Baselines that the paper's tables lack", ("clean", "pgd", *_MARGINS), _rows(_BASELINES)),
+        Table("modern", "Robust training since 2020, and EMR with it", ("clean", "pgd", "autoattack"), _modern()),
     )
     return {table.name: table for table in tables}
 

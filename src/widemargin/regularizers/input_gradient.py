@@ -21,11 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from widemargin.core.checks import check_number, check_targets
-from widemargin.errors import InputError
+from widemargin.core.checks import check_number
 from widemargin.gradients.penalties import Cotangents
-from widemargin.losses import label_shares
-from widemargin.regularizers.regularizer import InputGradientPenalty
+from widemargin.regularizers.regularizer import InputGradientPenalty, cross_entropy_cotangents
 from widemargin.types import Norm
 
 
@@ -48,15 +46,5 @@ class InputGradient(InputGradientPenalty):
         check_number(name, self.label_smoothing, is_valid=lambda share: 0 <= share < 1, rule=rule, hint=hint)
 
     def _cotangents(self, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> Cotangents:
-        """d CE / d logits = p - target."""
         del generator
-        if y is None:
-            raise InputError("InputGradient: labels are missing; call it as regularizer(model, x, y)")
-
-        def cotangents(logits: Tensor) -> Tensor:
-            num_classes, smoothing = logits.shape[1], self.label_smoothing
-            check_targets("InputGradient", y, batch=len(x), num_classes=num_classes)
-            target = (1 - smoothing) * label_shares(y, logits) + smoothing / num_classes
-            return (torch.softmax(logits, dim=1) - target).unsqueeze(0)
-
-        return cotangents
+        return cross_entropy_cotangents("InputGradient", x, y, self.label_smoothing)

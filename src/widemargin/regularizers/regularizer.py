@@ -9,11 +9,27 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from widemargin.core.checks import choice
+from widemargin.core.checks import check_targets, choice
+from widemargin.errors import InputError
 from widemargin.gradients.double_backward import uncompiled
 from widemargin.gradients.norms import DualNorm
 from widemargin.gradients.penalties import Cotangents, input_gradient_penalty, input_gradient_penalty_value
+from widemargin.losses import label_shares
 from widemargin.types import Norm
+
+
+def cross_entropy_cotangents(owner: str, x: Tensor, y: Tensor | None, label_smoothing: float) -> Cotangents:
+    """d CE / d logits = p - target, the vectors c with which c J is the input gradient of the label's cross-entropy."""
+    if y is None:
+        raise InputError(f"{owner}: labels are missing; call it as regularizer(model, x, y)")
+
+    def cotangents(logits: Tensor) -> Tensor:
+        num_classes = logits.shape[1]
+        check_targets(owner, y, batch=len(x), num_classes=num_classes)
+        target = (1 - label_smoothing) * label_shares(y, logits) + label_smoothing / num_classes
+        return (torch.softmax(logits, dim=1) - target).unsqueeze(0)
+
+    return cotangents
 
 
 class InputGradientPenalty:

@@ -294,6 +294,7 @@ PANELS = (
     Panel("loss", "Loss", "loss"),
     Panel("emr", "EMR penalty", "penalty, before its weight"),
     Panel("igr", "IGR penalty", "penalty, before its weight"),
+    Panel("grad_align", "Gradient alignment", "1 - cosine, before its weight"),
     Panel("test_margin_mean", "Effective margin, test images", "margin (L2)", "test_margin_std"),
     Panel("train_margin_mean", "Effective margin, training images", "margin (L2)", "train_margin_std"),
 )

@@ -67,6 +67,7 @@ _SHOWN = {
     "test_margin_mean": "margin {:.3f}",
     "emr": "emr {:.3g}",
     "igr": "igr {:.3g}",
+    "grad_align": "misaligned {:.3g}",
 }
 
 

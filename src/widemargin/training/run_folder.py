@@ -54,6 +54,8 @@ from widemargin.errors import InputError, WidemarginWarning
 from widemargin.training.context import RunContext
 from widemargin.training.state import Best, TrainState, score_of
 
+INITIAL_WEIGHTS = "init_from"
+"""What a checkpoint calls the weights its run began with, where it was fine-tuned."""
 Line = dict[str, Any]
 Scores = Mapping[str, float]
 
@@ -221,6 +223,11 @@ def _epochs(numbers: Sequence[int]) -> str:
     return f"epoch{'s' * (len(numbers) > 1)} {', '.join('-'.join(map(str, part)) for part in parts)}"
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is one to go on from, damaged perhaps."""
+    return any((folder / name).exists() for name in (LAST, PREVIOUS))
+
+
 def resume(state: TrainState, folder: Path, config: RunConfig) -> None:
     """Take the newest checkpoint of the folder, if there is one; metrics of later epochs are dropped."""
     newest = load_newest(folder / LAST, folder / PREVIOUS)
@@ -230,6 +237,7 @@ def resume(state: TrainState, folder: Path, config: RunConfig) -> None:
         load_weights(state.eval_model, checkpoint.weights, source=path)
         with fitting(path):
             state.restore(checkpoint.training, epoch=checkpoint.description.epoch, step=checkpoint.description.step)
+        state.initial_weights = checkpoint.description.versions.get(INITIAL_WEIGHTS)
         _check_best(state.best, folder, config, averaged=state.eval_model is state.average)
         _check_best(state.best_averaged, folder / AVERAGED, config, averaged=True)
     state.metrics = truncate_metrics(folder, state.epoch, state.metrics or None)
@@ -285,7 +293,7 @@ def finished_without_last(folder: Path, config: RunConfig) -> list[Line] | None:
 
     Only the weights to evaluate were left there; to begin anew would lose them.
     """
-    if not (folder / BEST).is_file() or any((folder / name).exists() for name in (LAST, PREVIOUS)):
+    if not (folder / BEST).is_file() or has_checkpoint(folder):
         return None
     description, metrics = load_checkpoint(folder / BEST).description, read_complete_metrics(folder)
     check_run(folder / BEST, description, config)
@@ -353,6 +361,8 @@ def _versions(state: TrainState, run: RunContext) -> dict[str, str]:
     found = software_versions() | {"engine": run.plan.describe()}
     if run.splits.train.device.type == "cuda" and run.plan.precision == "float32" and convolutions_use_tf32():
         found["engine"] += ", convolutions with TF32, as torch has it by default"
+    if state.initial_weights is not None:
+        found[INITIAL_WEIGHTS] = state.initial_weights
     if run.options.on_nonfinite != "stop":
         found["on_nonfinite"] = run.options.on_nonfinite
     if run.options.deterministic:

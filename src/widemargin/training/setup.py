@@ -19,6 +19,7 @@ from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.models.classifier import build_model
 from widemargin.optimizers import make_optimizer
+from widemargin.training.fine_tuning import freeze_batch_norms
 from widemargin.training.state import TrainState, has_statistics, make_average
 from widemargin.types import HasMemory, Nets, Replays
 
@@ -127,6 +128,8 @@ def make_state(config: RunConfig, train: ImageSet) -> TrainState:
         sizes = {"num_classes": train.num_classes, "batch_size": config.batch_size}
         memory = config.objective.make_memory(image_shape=train.image_shape, **sizes).to(train.device)
     nets = Nets(model=model.train(), teacher=teacher, memory=memory)
+    if config.freeze_batch_norm:
+        freeze_batch_norms(model)
     _check_storable(nets)
     averaging, optimizer = config.averaging, make_optimizer(nets.all().values(), config.optimizer)
     if averaging is None:

@@ -70,6 +70,8 @@ class TrainState:
     best_averaged: Best | None = None
     metrics: dict[int, int] = field(default_factory=dict)
     """Epoch -> the digest of its line in the metrics (``run_folder``)."""
+    initial_weights: str | None = None
+    """Which weights of another network the run began with, for its record (``fine_tuning``)."""
     guard: Guard = NO_GUARD
     """What looks for values that are not finite; no part of what a resumed run needs."""
     saved_at: float = -math.inf

@@ -35,6 +35,7 @@ from widemargin.errors import InputError, WidemarginWarning
 from widemargin.optimizers import can_fuse, set_momentum
 from widemargin.training.alarms import new_alarms
 from widemargin.training.context import RunContext, RunOptions
+from widemargin.training.fine_tuning import load_initial_weights
 from widemargin.training.graphed_step import make_steps
 from widemargin.training.nonfinite import LOOK_EVERY, SKIPPED, make_guard
 from widemargin.training.nonfinite_step import check_finite, refuse_not_finite
@@ -45,6 +46,7 @@ from widemargin.training.run_folder import (
     claim_for_group,
     digest_line,
     finished_without_last,
+    has_checkpoint,
     read_metrics,
     resume,
     save,
@@ -159,13 +161,18 @@ def begin(
         plan = make_plan(options.engine, state.nets.model, splits.train.image_shape, device)
         if group.count > 1 or not can_fuse(state.optimizer):  # no CUDA graph holds messages between processes
             plan = replace(plan, graphs=False)
+        if group.first and not has_checkpoint(folder):
+            load_initial_weights(state, config)
         if group.first:
             resume(state, folder, config)
     broadcast_state(state, group)
     steps = make_steps(plan, state, config)
     fuse = plan.engine == "fast" and device.type == "cuda"
     state.guard = make_guard(state.nets, state.optimizer, options.on_nonfinite, fuse=fuse)
-    return state, RunContext(config, folder, splits, batches, steps, plan, options, deadline, stop, group)
+    run = RunContext(config, folder, splits, batches, steps, plan, options, deadline, stop, group)
+    if config.init_from is not None and state.epoch == state.step == 0:
+        save(state, run, "last", {})  # which a resumed run goes on from, whatever has become of the file
+    return state, run
 
 
 def train_epochs(state: TrainState, run: RunContext, console: Console) -> None:
@@ -176,6 +183,8 @@ def train_epochs(state: TrainState, run: RunContext, console: Console) -> None:
     if run.group.count > 1:
         graphs = ", without CUDA graphs" if run.splits.train.device.type == "cuda" else ""
         say(console, f"processes: {run.group.count}, which share every batch{graphs}")
+    if state.initial_weights is not None and state.epoch == state.step == 0:
+        say(console, f"begins with the weights of {config.init_from}: {state.initial_weights}")
     total, done = config.epochs * per_epoch, state.epoch * per_epoch + state.step
     with (
         run.stop.handle_signals(),
