@@ -18,7 +18,7 @@ from widemargin.schedules import Constant, OneCycle
 from widemargin.training import step as steps_module
 
 ROWS = {"table1": 16, "table2": 14, "table3": 14, "table4": 4, "approximation": 8, "resnet18": 6}
-OURS = {"resnet18-emr": 5, "wrn-more": 3, "baselines": 4, "modern": 14}
+OURS = {"resnet18-emr": 5, "wrn-more": 3, "baselines": 4, "modern": 14, "equal-passes": 10}
 
 
 def test_every_recipe_but_the_demo_and_a_variant_of_l_softmax_is_in_a_table():
@@ -85,7 +85,7 @@ def test_what_one_table_has_anyway_is_judged_for_the_other(tmp_path, monkeypatch
     monkeypatch.setattr(reproduce_module.Task, "done", True)
     monkeypatch.setattr(reproduce_module, "_report", lambda *_: None)
     command = ["reproduce", "table1,resnet18", "--quick", "--device", "cpu", "--out", str(tmp_path)]
-    rows = ["--rows", "mnist-mlp/at-emr,cifar-resnet18/at", "--judge-rows", "mnist-mlp/at-emr,cifar-resnet18/at"]
+    rows = ["--rows", "mnist-mlp/at-emr,cifar-resnet18/at", "--judge-rows", "all"]
     assert run([*command, *rows, "--judge-with", "autoattack"]) == 0
     names = [(task.job.row.recipe.name, task.judgment) for task in begun]
     assert names == [("mnist-mlp/at-emr", None), ("cifar-resnet18/at", None), ("mnist-mlp/at-emr", "autoattack")]

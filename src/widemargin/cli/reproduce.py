@@ -22,7 +22,7 @@ from widemargin.recipes.tables import Row, Table, all_tables, find_table
 from widemargin.report.compare import Cell, compare, followup_line, markdown
 from widemargin.report.wording import column_title
 
-BEST = "best"
+BEST, ALL = "best", "all"
 FAILED = 1
 JudgeWith = Annotated[
     str | None,
@@ -33,7 +33,7 @@ JudgeWith = Annotated[
 JudgeRows = Annotated[
     str | None,
     typer.Option(
-        help="Rows for --judge-with: 'best' is, for each method, the row of the highest PGD accuracy.",
+        help="Rows for --judge-with: 'best' is, for each method, the row of the highest PGD accuracy; 'all', or names.",
         show_default=BEST,
     ),
 ]
@@ -147,7 +147,8 @@ def _followup(parts: Sequence[TableJobs], judge_with: str | None, judge_rows: st
             told = " and ".join(table.name for table in tables)
             raise InputError(f"--judge-with {name} has no effect: {told} reports it for every row; leave it out")
     every = _joined(parts)
-    named = None if judge_rows in (None, BEST) else choose_rows(every, listed(judge_rows or ""), "--judge-rows")
+    wanted = None if judge_rows == ALL else listed(judge_rows or "")
+    named = None if judge_rows in (None, BEST) else choose_rows(every, wanted, "--judge-rows")
     for row in named or every.rows:  # any of them may be the best
         for name in names:
             judgment_of(row.recipe.config, name)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from widemargin.config.toml import read_toml
 from widemargin.errors import InputError
-from widemargin.recipes import cifar_cnn, cifar_resnet18, cifar_wrn, demo, mnist_mlp, modern
+from widemargin.recipes import cifar_cnn, cifar_resnet18, cifar_wrn, demo, equal_passes, mnist_mlp, modern
 from widemargin.recipes.recipe import Recipe
 
 
 @cache
 def all_recipes() -> dict[str, Recipe]:
     """Name -> recipe, in the order of the paper, those that are not in it last."""
-    modules = (demo, mnist_mlp, cifar_cnn, cifar_resnet18, cifar_wrn, modern)
+    modules = (demo, mnist_mlp, cifar_cnn, cifar_resnet18, cifar_wrn, modern, equal_passes)
     return {recipe.name: recipe for module in modules for recipe in module.recipes()}
 
 

@@ -52,6 +52,10 @@ _MODERN = (
     *("at-awp", "at-awp-emr", "trades-awp", "trades-awp-emr", "wang2023-wrn28-10", "wang2023-wrn28-10-emr"),
     *("score", "ikl", "fgsm-rs", "n-fgsm", "fgsm-rs-short", "n-fgsm-short", "rodriguez-munoz-clean", "rodriguez-munoz"),
 )
+_EQUAL_PASSES = (
+    *("plain", "emr", "emr-linf", "input-gradient-before", "input-gradient", "n-fgsm", "n-fgsm-emr"),
+    *("at", "at-awp", "at-awp-emr"),
+)
 _FORMS = (("st-emr", "ST+EMR"), ("st-approximate-emr", "ST+Approx-EMR"))
 _FORMS_AT = (("at-emr", "AT+EMR"), ("at-approximate-emr", "AT+Approx-EMR"))
 
@@ -122,6 +126,12 @@ def all_tables() -> dict[str, Table]:
         ),
         Table("baselines", "Baselines that the paper's tables lack", ("clean", "pgd", *_MARGINS), _rows(_BASELINES)),
         Table("modern", "Robust training since 2020, and EMR with it", ("clean", "pgd", "autoattack"), _modern()),
+        Table(
+            "equal-passes",
+            "The MLP on MNIST with the same number of passes",
+            ("clean", "pgd20", *_MARGINS),
+            _rows(f"equal-passes/{name}" for name in _EQUAL_PASSES),
+        ),
     )
     return {table.name: table for table in tables}
 
