@@ -42,7 +42,7 @@ def check(
     images = None if dataset is None else load(dataset, "test", data_dir=data_dir, limit=IMAGES).floats()
     given = None if shape is None else _parsed(shape)
     known = given if images is None else (images.shape[1], images.shape[2], images.shape[3])
-    found = load_model(target, image_shape=known, head_scale=head_scale, normalize=normalize)
+    found = load_model(target, image_shape=known, head_scale=head_scale, normalize=normalize, pretrained=False)
     if images is None:
         images = torch.rand(IMAGES, *_shape(found, given, target), generator=torch.Generator().manual_seed(0))
     result = check_model(found.model.to(chosen), images.to(chosen))
@@ -67,6 +67,8 @@ def _shape(found: LoadedModel, given: Shape | None, target: str) -> Shape:
     """As asked, or as the run had it."""
     if given is not None:
         return given
+    if found.image_shape is not None:
+        return found.image_shape
     if found.target is not None:
         return found.target.description.image_shape
     raise InputError(f"{target} does not say which images it wants; give --shape, such as 3,32,32, or --dataset")

@@ -1,5 +1,6 @@
 """``widemargin train``: run a recipe, or go on with the run in a folder."""
 
+import json
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,14 @@ def train(
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. emr.weight=0.3; 'none' removes it."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="In place of the recipe's: one of ours, timm:NAME, hf:NAME or torchvision:NAME.",
+            show_default=False,
+        ),
     ] = None,
     max_time: Annotated[
         str | None,
@@ -56,7 +65,7 @@ def train(
     SIGTERM and Ctrl-C stop at a step boundary with a checkpoint; a second Ctrl-C stops at once. Started by torchrun,
     several processes share every batch: torchrun --nproc-per-node 8 -m widemargin train ...
     """
-    config = with_overrides(find_recipe(recipe).config, settings or [])
+    config = with_overrides(find_recipe(recipe).config, [*_model_settings(model), *(settings or [])])
     limit = seconds("--max-time", max_time)
     console, stop = console_for(stderr=True, quiet=not is_first_process()), Stop()
     note_unreached([config], console)
@@ -75,6 +84,14 @@ def train(
         deterministic=deterministic,
     )
     say(console, _closing(result, config.epochs, stop))
+
+
+def _model_settings(model: str | None) -> list[str]:
+    """As settings: a library's name has a colon before the name of the model."""
+    if model is None:
+        return []
+    prefix, colon, name = model.partition(":")
+    return [f"model.kind={prefix}", *([f"model.name={json.dumps(name)}"] if colon else [])]
 
 
 def _closing(result: RunResult, epochs: int, stop: Stop) -> str:

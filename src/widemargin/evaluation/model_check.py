@@ -282,6 +282,7 @@ def _of_images(model: nn.Module, x: Tensor) -> Iterator[Finding]:
         )
         return
     told = next((config for module in model.modules() if (config := _preprocessing(module))), None)
+    told = None if told is None or x.dim() != 4 or len(told[0]) != x.shape[1] else told
     inside = any(isinstance(m, Normalize) or "normalize" in type(m).__name__.lower() for m in model.modules())
     if told is not None and not inside:
         mean, std = told
