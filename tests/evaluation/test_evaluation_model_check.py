@@ -182,6 +182,16 @@ def test_costs_are_counted_in_forward_passes() -> None:
     assert "cost of a step of PGD: 2.0 forward passes" in str(result)
 
 
+def test_costs_of_a_convolution_with_groups() -> None:
+    """By hand: 36 places of 9 numbers in 8 groups of one channel, then 288 x 5; no gradient of the images."""
+    layers = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5)
+    costs = check(nn.Sequential(*layers), torch.rand(4, 8, 6, 6)).costs
+    depthwise, linear_layer = 36 * 9 * 8, 288 * 5
+    whole = depthwise + linear_layer
+    assert costs["a training step"] == round((2 * depthwise + 3 * linear_layer) / whole, 2)
+    assert costs["a step of PGD"] == 2.0
+
+
 def test_what_is_no_model_and_what_is_no_batch_is_refused() -> None:
     with pytest.raises(InputError, match=r"check: images must be a batch .* of at least one sample"):
         check(net(), X[:0])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from widemargin.attacks.pgd import PGD
 from widemargin.certificates.margin import certified_margin
@@ -204,7 +204,10 @@ def _operations(function: Callable[[], Any]) -> int:
 
 
 class _Counter(TorchDispatchMode):
-    """Counts as torch's ``FlopCounterMode`` does, whose hooks on modules do not allow ``torch.autograd.grad``."""
+    """Counts as torch's ``FlopCounterMode`` does, whose hooks on modules do not allow ``torch.autograd.grad``.
+
+    Of a convolution's backward pass each half is as much work as the convolution; torch's formula forgets the groups.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -214,7 +217,11 @@ class _Counter(TorchDispatchMode):
         del types
         result = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
+        if func._overloadpacket is torch.ops.aten.convolution_backward:
+            grad_out, x, weight, *_, mask = args
+            transposed = bool(args[7])
+            self.total += sum(mask[:2]) * int(conv_flop_count(x.shape, weight.shape, grad_out.shape, transposed))
+        elif formula is not None:
             self.total += int(formula(*args, **(kwargs or {}), out_val=result))
         return result
 
