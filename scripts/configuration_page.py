@@ -15,11 +15,10 @@ from typing import Any, Literal, Union
 
 from widemargin.attacks import ATTACK_KINDS
 from widemargin.config import RunConfig, kinds
-from widemargin.config.run import ANNEALINGS
+from widemargin.config.run import ANNEALINGS, MODEL_KINDS
 from widemargin.core.schema import REGISTRY, table_fields, to_table
 from widemargin.data import AUGMENTATIONS, DATASETS
 from widemargin.heads import HEADS
-from widemargin.models import MODELS
 from widemargin.objectives import OBJECTIVES
 from widemargin.optimizers import OPTIMIZERS
 from widemargin.schedules import SCHEDULES
@@ -30,7 +29,7 @@ EVERYWHERE = "everywhere"
 FRACTIONS = ("eps", "step_size")
 """Numbers that people write as fractions."""
 REGISTRIES: dict[str, tuple[str, Mapping[str, type]]] = {
-    "Models": ("`[model]`, and `[teacher]` for LBGAT", MODELS),
+    "Models": ("`[model]`, and `[teacher]` for LBGAT", MODEL_KINDS),
     "Heads": ("`[head]`: the last layer", HEADS),
     "Objectives": ("`[objective]`: what is minimized", OBJECTIVES),
     "Attacks": ("`attack` in an objective or in `[watch]`", ATTACK_KINDS),

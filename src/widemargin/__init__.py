@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from widemargin.certificates.margin import certified_margin
     from widemargin.evaluation.compare_folders import compare
     from widemargin.evaluation.evaluator import evaluate
+    from widemargin.evaluation.model_check import ModelCheck, check
     from widemargin.evaluation.report import Report
     from widemargin.evaluation.target import load
     from widemargin.margins import MarginSummary, effective_margin, summarize
@@ -26,6 +27,8 @@ _PLACES = {
     "FGSM": "attacks",
     "PGD": "attacks",
     "Report": "evaluation",
+    "ModelCheck": "evaluation",
+    "check": "evaluation",
     "compare": "evaluation",
     "evaluate": "evaluation",
     "load": "evaluation",
@@ -65,12 +68,14 @@ __all__ = [
     "ExactEMR",
     "InputError",
     "MarginSummary",
+    "ModelCheck",
     "Normalize",
     "Report",
     "StochasticEMR",
     "WidemarginWarning",
     "__version__",
     "certified_margin",
+    "check",
     "compare",
     "effective_margin",
     "evaluate",

@@ -14,7 +14,7 @@ from widemargin import InputError, certified_margin, effective_margin
 from widemargin.certificates.crown import Ball, Crown
 from widemargin.certificates.lipschitz import pair_slopes
 from widemargin.certificates.margin import METHODS, PRECISION
-from widemargin.certificates.network import Bend, read_network
+from widemargin.certificates.network import Bend, Network, read_network
 from widemargin.certificates.relaxation import crosses, lines
 from widemargin.models.mlp import MLP
 from widemargin.types import Norm
@@ -379,3 +379,23 @@ def test_mistakes() -> None:
         certified_margin(model, x * 255, y)
     with pytest.raises(InputError, match="does not convert them"):
         certified_margin(model, x.double(), y)
+
+
+def test_many_classes_never_make_a_matrix_of_classes_by_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3,000 classes one image's whole table of differences would be 9 million numbers."""
+    largest = 0
+    usual = Network.differences
+
+    def watched(network: Network, y: Tensor, classes: slice = slice(None)) -> Tensor:
+        nonlocal largest
+        rows = usual(network, y, classes)
+        largest = max(largest, rows.numel())
+        return rows
+
+    monkeypatch.setattr(Network, "differences", watched)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3000))
+    x = torch.rand(1, 6)
+    radius = certified_margin(model, x, model(x).argmax(1), method="lipschitz")
+    assert radius > 0
+    assert 0 < largest <= 64 * 3000

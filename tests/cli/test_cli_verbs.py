@@ -77,6 +77,7 @@ HELP = {
     "demo": ("--out", "--seed", "plain and with EMR"),
     "train": ("RECIPE", "--out", "--set", "--max-time", "--data-dir", "--device", "--checkpoint-every", "--no-sync-bn"),
     "evaluate": ("TARGET", "autoattack", "--attacks", "--eps", "--step-size", "--norm", "--limit", "--json", "8/255"),
+    "check": ("TARGET", "--shape", "--dataset", "--json", "how to fix it"),
     "margins": ("RUN_OR_CHECKPOINT", "--split", "--at", "--norm", "--picture", "--json", "histogram"),
     "recipes": ("show", "List"),
     "recipes show": ("Print a recipe as TOML",),

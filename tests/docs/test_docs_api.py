@@ -17,7 +17,7 @@ ATTACKS = (widemargin.FGSM, widemargin.PGD)
 CALLS = [("emr", part.__call__) for part in PENALTIES]
 CALLS += [("emr.value", part.value) for part in PENALTIES]
 CALLS += [("attack", part.__call__) for part in ATTACKS]
-ALONE = ("certified_margin", "effective_margin", "summarize", "evaluate", "load", "pixels", "Normalize")
+ALONE = ("certified_margin", "check", "effective_margin", "summarize", "evaluate", "load", "pixels", "Normalize")
 CALLS += [(part.__name__, part) for part in (*PENALTIES, *ATTACKS)]
 CALLS += [(name, getattr(widemargin, name)) for name in ALONE]
 
@@ -37,7 +37,7 @@ def test_signatures_are_those_of_the_code(shown, function):
     assert written == [part for part in real if part[0] != "self"]
 
 
-@pytest.mark.parametrize("part", [widemargin.MarginSummary, widemargin.Report])
+@pytest.mark.parametrize("part", [widemargin.MarginSummary, widemargin.ModelCheck, widemargin.Report])
 def test_every_field_is_told(part):
     section = PAGE.partition(f"### `{part.__name__}`")[2].partition("\n#")[0]
     told = {

@@ -322,3 +322,36 @@ def test_without_an_attack_there_is_nothing_to_show(very_short, tmp_path, distan
     widemargin.evaluate(taught_conv(4), pictures(4, 12), ["clean"], 1.0, out=tmp_path, distance=distance, **QUICK)
     assert (tmp_path / "report.json").exists()
     assert not (tmp_path / "gallery.npz").exists()
+
+
+def wide_of(num_classes):
+    """150 features, more than candidates are worth; a trained picture model would need as many classes of pictures."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 150), torch.nn.ReLU(), torch.nn.Linear(150, num_classes)
+        )
+
+
+def test_margins_of_many_classes_are_by_candidates_and_said_to_be(tmp_path):
+    model, (x, _) = wide_of(300), pictures(4, 9)
+    data = x, model(x).argmax(1)
+    report = widemargin.evaluate(model, data, ["clean"], 1.0, "l2", out=tmp_path, **QUICK | {"margins": True})
+    true = widemargin.effective_margin(model, *data)
+    rows = [json.loads(line) for line in (tmp_path / "examples.jsonl").read_text().splitlines()]
+    assert {row["margin_by"] for row in rows} <= {"proven", "upper bound"}
+    proven = torch.tensor([row["margin_by"] == "proven" for row in rows])
+    assert proven.any()
+    torch.testing.assert_close(report.margin[proven], true[proven], rtol=1e-4, atol=0)
+    assert (report.margin >= true * (1 - 1e-4)).all()
+    record = json.loads((tmp_path / "report.json").read_text())
+    assert record["margins_proven"] == 100 * float(proven.double().mean())
+    assert any(f"{record['margins_proven']:.2f}% are proven" in note for note in report.notes)
+    again = widemargin.evaluate(model, data, ["clean"], 1.0, "l2", out=tmp_path, **QUICK | {"margins": True})
+    assert again.to_json()["margins_proven"] == record["margins_proven"]
+
+
+def test_margins_of_few_classes_have_nothing_to_say(tmp_path):
+    report = widemargin.evaluate(taught_conv(4), pictures(4, 9), ["clean"], 1.0, out=tmp_path, **QUICK)
+    assert report.to_json()["margins_proven"] is None
+    assert "margin_by" not in (tmp_path / "examples.jsonl").read_text()

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from widemargin.certificates.network import AffineStep, Bend, Network, Rows
+from widemargin.gradients.jacobian import in_chunks
 from widemargin.gradients.sweeps.layers import Affine, BatchNorm, Convolution, Sum
 from widemargin.gradients.sweeps.rules import ARITHMETIC
 from widemargin.types import Norm
 
 ROUNDED = 1 + 1e-9
 """Singular values in float64 are accurate to some 1e-13 of the largest."""
+CLASSES_AT_ONCE = 64
 FREQUENCIES = 2**24
 """Numbers of a kernel's transform, 256 MiB; a larger one is bounded without it."""
 
@@ -39,7 +41,12 @@ def pair_slopes(network: Network, y: Tensor, norm: Norm) -> Tensor:
 
 def _pair_slopes(network: Network, y: Tensor, norm: Norm) -> Tensor:
     constants = _constants(network, norm)
-    at = {network.output: Rows(network.differences(y))}
+    chunks = in_chunks(network.logits.shape[1], CLASSES_AT_ONCE)
+    return torch.cat([_slopes_of(network, y, chunk, constants, norm) for chunk in chunks])
+
+
+def _slopes_of(network: Network, y: Tensor, classes: slice, constants: dict[int, float], norm: Norm) -> Tensor:
+    at = {network.output: Rows(network.differences(y, classes))}
     slopes = torch.zeros_like(at[network.output].values[..., 0])
     for step in reversed(network.steps):
         a = at.pop(step.output, None)

@@ -100,7 +100,9 @@ def _groups(model: nn.Module, x: Tensor, method: Method) -> Iterator[slice]:
     network = read_network(model, x[:1].double(), owner=OWNER)
     widest = max([x[0].numel(), *(math.prod(step.shape) for step in network.steps)])
     rows = max([1, *(math.prod(bend.shape) for bend in network.bends)])
-    size = len(x) if method == "lipschitz" else max(1, min(MOST_TOGETHER, TOGETHER // (rows * widest)))
+    classes = network.logits.shape[1]
+    most = max(rows * widest, classes * max(classes, x[0].numel()))
+    size = len(x) if method == "lipschitz" else max(1, min(MOST_TOGETHER, TOGETHER // most))
     for start in range(0, len(x), size):
         yield slice(start, start + size)
 

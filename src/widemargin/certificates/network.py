@@ -218,10 +218,12 @@ class Network:
         """Activations of one sample, each counted with the number of layers before it: what CROWN's time grows with."""
         return sum(before * math.prod(bend.shape) for before, bend in enumerate(self.bends))
 
-    def differences(self, y: Tensor) -> Tensor:
-        """(K, B, K): z_y - z_j as functions of the logits, for every class j; 0 for the label itself."""
-        every = torch.eye(self.logits.shape[1], dtype=self.logits.dtype, device=self.logits.device)
-        return every[y].unsqueeze(0) - every.unsqueeze(1)
+    def differences(self, y: Tensor, classes: slice = slice(None)) -> Tensor:
+        """(M, B, K): z_y - z_j as functions of the logits, for every class j or some; 0 for the label itself."""
+        others = torch.arange(self.logits.shape[1], device=self.logits.device)[classes]
+        rows = self.logits.new_zeros(len(others), *self.logits.shape)
+        rows.scatter_(2, y.view(1, -1, 1).expand(len(others), -1, 1), 1.0)
+        return rows.scatter_add_(2, others.view(-1, 1, 1).expand(-1, len(y), 1), -rows.new_ones(*rows.shape[:2], 1))
 
 
 def read_network(model: nn.Module, x: Tensor, *, owner: str) -> Network:

@@ -128,6 +128,8 @@ HELP = {
     "train": "Train a recipe: progress on the screen, config, metrics and checkpoints in the run folder.",
     "evaluate": "Accuracy on the test images, clean and under each attack, with alarms where one should doubt the "
     "numbers.",
+    "check": "What works with a model and what does not, how to fix it, how penalties are computed, and what a step "
+    "costs.",
     "compare": "Which of two evaluated models is better: paired on the same images, over seeds where there are "
     "several.",
     "margins": "Effective margins: mean, spread and quantiles, over all and over correctly classified images, and a "

@@ -23,8 +23,8 @@ from widemargin.data.batches import in_order
 from widemargin.data.datasets import load
 from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError
-from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins
-from widemargin.evaluation.report import notes_on
+from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins, percent
+from widemargin.evaluation.report import note_on_proven, notes_on
 from widemargin.evaluation.target import Target, load_target, model_info
 from widemargin.report.pictures import margin_figure, save_picture
 from widemargin.training.setup import held_out_images, load_splits
@@ -78,7 +78,8 @@ def margins(
     title = f"{loaded.description.config['name']}: {split} images, {at}"
     save_picture(margin_figure({"all images": measured.margins}, title=title, unit=norm), path)
     subject = model_info(loaded)
-    known = {"weights": described_weights(subject), "notes": list(notes_on(subject))}
+    notes = [*notes_on(subject), *([] if measured.proven is None else [note_on_proven(percent(measured.proven))])]
+    known = {"weights": described_weights(subject), "notes": notes}
     _print(measured, title, norm, path, known | ({} if attack is None else {"attack": attack.described}), as_json)
 
 

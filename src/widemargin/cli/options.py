@@ -93,7 +93,8 @@ TargetName = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="A run folder, a checkpoint, public weights (.pt, .pth, .safetensors) or package.module:factory.",
+        help="A run folder, a checkpoint, public weights (.pt, .pth, .safetensors), timm:NAME, hf:NAME, "
+        "torchvision:NAME or package.module:factory.",
     ),
 ]
 Attacks = Annotated[

@@ -1,5 +1,6 @@
 """``widemargin train``: run a recipe, or go on with the run in a folder."""
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,14 @@ def train(
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. emr.weight=0.3; 'none' removes it."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="In place of the recipe's: one of ours, timm:NAME, hf:NAME or torchvision:NAME.",
+            show_default=False,
+        ),
     ] = None,
     init_from: Annotated[
         Path | None,
@@ -66,7 +75,7 @@ def train(
     SIGTERM and Ctrl-C stop at a step boundary with a checkpoint; a second Ctrl-C stops at once. Started by torchrun,
     several processes share every batch: torchrun --nproc-per-node 8 -m widemargin train ...
     """
-    config = with_overrides(find_recipe(recipe).config, settings or [])
+    config = with_overrides(find_recipe(recipe).config, [*_model_settings(model), *(settings or [])])
     if init_from is not None:
         config = replace(config, init_from=str(init_from))
     limit = seconds("--max-time", max_time)
@@ -87,6 +96,14 @@ def train(
         deterministic=deterministic,
     )
     say(console, _closing(result, config.epochs, stop))
+
+
+def _model_settings(model: str | None) -> list[str]:
+    """As settings: a library's name has a colon before the name of the model."""
+    if model is None:
+        return []
+    prefix, colon, name = model.partition(":")
+    return [f"model.kind={prefix}", *([f"model.name={json.dumps(name)}"] if colon else [])]
 
 
 def _closing(result: RunResult, epochs: int, stop: Stop) -> str:

@@ -37,6 +37,7 @@ from widemargin.core.files import check_file, drop_cached, write_atomic
 from widemargin.core.versions import own_version
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.models.classifier import build_model
+from widemargin.models.libraries import LibraryConfig
 from widemargin.models.public_weights import no_larger_than
 
 BEST, LAST, PREVIOUS = "best.safetensors", "last.safetensors", "previous.safetensors"
@@ -322,7 +323,7 @@ def restore_model(checkpoint: Checkpoint, *, source: Path) -> nn.Module:
     config = description.run_config()
     with no_larger_than(checkpoint.weights, source=str(source)):
         model = build_model(
-            config.model,
+            config.model.without_weights() if isinstance(config.model, LibraryConfig) else config.model,
             image_shape=description.image_shape,
             num_classes=description.num_classes,
             seed=0,

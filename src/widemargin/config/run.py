@@ -6,6 +6,7 @@ parts of a schedule a run never gets to. Models, objectives, attacks and so on o
 ``OBJECTIVES["mine"] = MyObjective`` (docs/adding.md).
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -27,6 +28,7 @@ from widemargin.heads.large_margin import GeometricAnnealing, LargeMargin, Power
 from widemargin.heads.linear import Linear
 from widemargin.models import MODELS
 from widemargin.models.classifier import ModelFactory
+from widemargin.models.libraries import LIBRARIES
 from widemargin.objectives import OBJECTIVES
 from widemargin.objectives.ikl import Ikl
 from widemargin.objectives.lbgat import Lbgat
@@ -339,12 +341,23 @@ def _penalty(name: str, regularizer: Regularizer, how: EMRConfig | IGRConfig | G
     )
 
 
+MODEL_KINDS: Mapping[str, type] = ChainMap(dict(LIBRARIES), MODELS)  # which lists the last one first
+"""Ours, those that the user adds, and other people's."""
 ANNEALINGS: dict[str, type] = {"power": PowerAnnealing, "geometric": GeometricAnnealing}
 
 
 def kinds() -> Mapping[str, type]:
     """Every ``kind`` a table may have now, those added by the user included."""
-    return {**ATTACK_KINDS, **SCHEDULES, **OPTIMIZERS, **AUGMENTATIONS, **ANNEALINGS, **HEADS, **OBJECTIVES, **MODELS}
+    return {
+        **ATTACK_KINDS,
+        **SCHEDULES,
+        **OPTIMIZERS,
+        **AUGMENTATIONS,
+        **ANNEALINGS,
+        **HEADS,
+        **OBJECTIVES,
+        **MODEL_KINDS,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,10 +369,10 @@ class RunConfig:
     epochs: int
     batch_size: int
     data: DataConfig
-    model: ModelFactory = one_of(MODELS)
+    model: ModelFactory = one_of(MODEL_KINDS)
     head: MakeHead = one_of(HEADS, default=Linear())
     objective: Objective = one_of(OBJECTIVES, default=Standard())
-    teacher: ModelFactory | None = one_of(MODELS, default=None)
+    teacher: ModelFactory | None = one_of(MODEL_KINDS, default=None)
     init_from: str | None = added(None)
     freeze_batch_norm: bool = added(False)
     optimizer: Optimizer = one_of(OPTIMIZERS, unnamed="sgd")

@@ -25,7 +25,7 @@ from widemargin.engine.cuda_graphs import GraphedFunction
 from widemargin.errors import InputError
 from widemargin.evaluation.tf32_search import search_model
 from widemargin.losses import predicted
-from widemargin.margins import MarginSummary, effective_margin, summarize
+from widemargin.margins import MANY_CLASSES, MarginSummary, effective_margin, margins_by_candidates, summarize
 from widemargin.models.classifier import Classifier
 from widemargin.types import Attack, Norm
 
@@ -89,10 +89,12 @@ def percent(verdicts: Tensor) -> float:
 
 @dataclass(frozen=True)
 class MeasuredMargins:
-    """The margin of each example and whether it is classified correctly, both (N,) on the CPU."""
+    """The margin of each example, whether it is classified correctly and whether the margin is proven, on the CPU."""
 
     margins: Tensor
     correct: Tensor
+    proven: Tensor | None = None
+    """(N,) bool; None: all are (``margins.margins_by_candidates``)."""
 
     def over_all(self) -> MarginSummary:
         """Summary over all examples."""
@@ -106,20 +108,26 @@ class MeasuredMargins:
 def measure_margins(
     model: nn.Module, batches: Iterable[object], *, norm: Norm = "l2", advance: Advance | None = None
 ) -> MeasuredMargins:
-    """Measure the margins of every batch, of any form that ``data.unpacking`` knows."""
-    margins, correct = [], []
-
-    def margin(x: Tensor, y: Tensor) -> Tensor:
-        return effective_margin(model, x, y, norm)
-
-    measure = GraphedFunction(margin) if isinstance(model, Classifier) else margin
+    """Margins of every batch, of any form that ``data.unpacking`` knows; by candidates if classes are many."""
+    margins, correct, proven = [], [], []
+    graphed: GraphedFunction | None = None
+    if isinstance(model, Classifier) and model.num_classes <= MANY_CLASSES:
+        graphed = GraphedFunction(lambda x, y: effective_margin(model, x, y, norm))
     with full_float32(), frozen(model):
         for batch in batches:
             x, y = unpack("measure_margins", batch)
-            margins.append(measure(x, y))
+            if graphed is None:
+                found = margins_by_candidates(model, x, y, norm)
+                margins.append(found.margins)
+                proven.append(found.proven)
+            else:
+                margins.append(graphed(x, y))
             correct.append(classified(model, x, y))
             if advance is not None:
                 advance(len(y))
     if not margins:
         raise InputError("measure_margins: the data is empty; give at least one batch")
-    return MeasuredMargins(torch.cat(margins).cpu(), torch.cat(correct).cpu())
+    flags = torch.cat(proven).cpu() if proven else None
+    return MeasuredMargins(
+        torch.cat(margins).cpu(), torch.cat(correct).cpu(), None if flags is None or bool(flags.all()) else flags
+    )

@@ -25,12 +25,12 @@ from widemargin.evaluation.autoattack import PARTS, break_survivors, make_refere
 from widemargin.evaluation.certified import ALL, certified_radii
 from widemargin.evaluation.columns import CLEAN, Column, labels
 from widemargin.evaluation.distance import minimal_distance
-from widemargin.evaluation.judged_shard import BY, JudgedShard, part_column, sibling
+from widemargin.evaluation.judged_shard import BOUND, BY, PROVEN, JudgedShard, part_column, sibling
 from widemargin.evaluation.minimal_norm import ONLY_FAB, NearestSearch
 from widemargin.evaluation.settings import CERTIFIED, EvaluationSettings
 from widemargin.evaluation.shards import Shard, Store
 from widemargin.losses import decided, predicted
-from widemargin.margins import effective_margin
+from widemargin.margins import MANY_CLASSES, margins_by_candidates
 
 Progress = Callable[[int, str], None]
 """Takes the number of a shard and what is being done to it."""
@@ -334,8 +334,12 @@ class Judge:
     def _margin(self, x: Tensor, y: Tensor) -> Record:
         size = self.settings.batch_size
         pairs = zip(x.split(size), y.split(size), strict=True)
-        found = [effective_margin(self.model, images, targets, self.settings.norm) for images, targets in pairs]
-        return {"values": _numbers(torch.cat(found))}
+        found = [margins_by_candidates(self.model, images, targets, self.settings.norm) for images, targets in pairs]
+        record: Record = {"values": _numbers(torch.cat([part.margins for part in found]))}
+        if self.num_classes <= MANY_CLASSES:
+            return record
+        proven = torch.cat([part.proven for part in found]).tolist()
+        return record | {"by": [PROVEN if one else BOUND for one in proven]}
 
 
 def _numbers(values: Tensor) -> list[float | str | None]:

@@ -15,6 +15,8 @@ _OF_A_LINE = ("index", "label", "prediction", "verdicts", "broken_by", "broken_a
 """Whatever else a line has was measured."""
 BY = "_by"
 """Ends the key beside that of a measurement, of what found it."""
+PROVEN, BOUND = "proven", "upper bound"
+"""What a margin of many classes is, in ``margin_by``."""
 COUNTS = ("refuted", "again")
 """Finds that did not hold in float32, and images whose distance was searched again."""
 

@@ -25,7 +25,7 @@ from widemargin.attacks.threat import THREATS
 from widemargin.errors import InputError
 from widemargin.evaluation.autoattack import FEWEST_FOR_APGD_T, finite, targeted_apgd
 from widemargin.losses import predicted
-from widemargin.margins import class_margins
+from widemargin.margins import margins_by_candidates
 from widemargin.types import Norm
 
 FULL, QUICK, ONLY_FAB = "full", "quick", "fab-t"
@@ -118,7 +118,7 @@ class NearestSearch:
 
     def _nearest_classes(self, x: Tensor, y: Tensor, found: list[Tensor]) -> Tensor:
         """(B, T): the other classes of the shortest finds, then of the largest logits; by their margins without any."""
-        margins = -self._logits(x) if found else class_margins(self.reference.model, x, y, self.norm)
+        margins = -self._logits(x) if found else margins_by_candidates(self.reference.model, x, y, self.norm).by_class
         order = margins.argsort(dim=1).argsort(dim=1).to(x.dtype)
         farther = 1 + max((float(self._size(x_adv - x).max()) for x_adv in found), default=0.0)
         cost = farther + order

@@ -31,11 +31,11 @@ from widemargin.evaluation.folder import (
     write_folder,
 )
 from widemargin.evaluation.gallery import GALLERY, Bytes, Gallery, Integers
-from widemargin.evaluation.judged_shard import BY, JudgedShard, sibling
+from widemargin.evaluation.judged_shard import BY, PROVEN, JudgedShard, sibling
 from widemargin.evaluation.minimal_norm import ONLY_FAB
 from widemargin.evaluation.settings import CERTIFIED, EvaluationSettings, eps_text
 from widemargin.evaluation.shards import Shard, Store
-from widemargin.margins import summarize
+from widemargin.margins import MANY_CLASSES, summarize
 from widemargin.types import Alarm
 
 _OF_DATA = ("data", "source", "split", "whole")
@@ -60,6 +60,8 @@ class Report:
     partial: dict[str, int] = field(default_factory=dict)
     """What the folder has of some of the images alone, and of how many; it is left out."""
     margin: Tensor | None
+    margin_proven: Tensor | None = None
+    """(N,) bool, where classes are so many that not all were looked at (``margins.margins_by_candidates``)."""
     distance: Tensor | None
     distance_by: tuple[str | None, ...] = ()
     """The attack that found each; None where the image is misclassified, and where none was found."""
@@ -167,6 +169,7 @@ class Report:
             "strongest": self._strongest(),
             "curves": self.curves,
             "margins": self._margins(),
+            "margins_proven": None if self.margin_proven is None else percent(self.margin_proven),
             "distance": self._distance(),
             "certified": self._certified(),
             "alarms": [asdict(alarm) for alarm in self.alarms],
@@ -283,6 +286,7 @@ def collect(
             **{key: there for key, there in measured.items() if there < count and key in NUMBERS},
         },
         margin=tensors.get("margin"),
+        margin_proven=_proven(shards) if "margin" in tensors else None,
         distance=tensors.get("distance"),
         certified=_certified(shards) if measured[CERTIFIED] == count else None,
         distance_by=tuple(by for shard in shards for by in _found_by(shard)) if measured["distance"] == count else (),
@@ -313,6 +317,13 @@ def _certified(shards: Iterable[JudgedShard]) -> Tensor:
     """NaN where no radius was asked for."""
     radii = [float("nan") if radius is None else radius for shard in shards for radius in shard.measured[CERTIFIED]]
     return torch.tensor(radii, dtype=torch.float64)
+
+
+def _proven(shards: Iterable[JudgedShard]) -> Tensor | None:
+    """Which margins are; None where every class was looked at."""
+    found = [shard.measured.get(f"margin{BY}", [PROVEN] * len(shard.labels)) for shard in shards]
+    told = any(f"margin{BY}" in shard.measured for shard in shards)
+    return torch.tensor([by == PROVEN for part in found for by in part]) if told else None
 
 
 def _found_by(shard: JudgedShard) -> list[str | None]:
@@ -374,9 +385,18 @@ def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, 
     return tuple(notes)
 
 
+def note_on_proven(share: float) -> str:
+    """How margins of many classes were found."""
+    return (
+        f"With more than {MANY_CLASSES} classes margins are over candidates, the nearest by logit and more; "
+        f"{share:.2f}% are proven to be those over all classes, the others are upper bounds."
+    )
+
+
 def notes_on_columns(report: Report) -> tuple[str, ...]:
-    """What the folder has of some of the images alone."""
-    return tuple(
+    """What the folder has of some of the images alone, and how margins of many classes were found."""
+    candidates = () if report.margin_proven is None else (note_on_proven(percent(report.margin_proven)),)
+    return candidates + tuple(
         f"{name} is known of {found:,} of these {report.count:,} images, so it is left out; ask for it to add the rest."
         for name, found in report.partial.items()
     )

@@ -33,6 +33,7 @@ from widemargin.errors import InputError, WidemarginWarning
 from widemargin.evaluation.folder import UNKNOWN, ModelInfo
 from widemargin.heads.hypersphere import HypersphereHead
 from widemargin.models.classifier import normalization_of
+from widemargin.models.libraries import LibraryConfig, library_model
 from widemargin.models.public_weights import infer_architecture, load_public_state_dict, no_larger_than, read_tensors
 
 PICKLED = (".pt", ".pth", ".ckpt")
@@ -137,6 +138,8 @@ class LoadedModel:
     data: str | None = None
     target: Target | None = None
     """Where it comes from, if a run of ours made it."""
+    image_shape: tuple[int, int, int] | None = None
+    """Of the images it was made for, if that is known."""
 
     def check_fits(self, data: ImageSet) -> None:
         """Refuse images that a run of ours was not trained on; others must find out by trying."""
@@ -150,11 +153,17 @@ def load_model(
     image_shape: tuple[int, int, int] | None,
     head_scale: float | None = None,
     normalize: str | None = None,
+    pretrained: bool = True,
 ) -> LoadedModel:
     """``image_shape`` is that of the data to judge on: public weights do not say what images they want.
 
-    ``normalize`` is what they were trained behind, in words of the command line (``normalization_of``).
+    ``normalize`` is what they were trained behind, in words of the command line (``normalization_of``). ``pretrained``:
+    a model of a library comes with the library's weights.
     """
+    library = None if Path(text).exists() else library_model(text)
+    if library is not None:
+        _refuse_options(head_scale, None, f"{text} has a head of its own", "")
+        return _from_library(library, text, image_shape, normalize, pretrained=pretrained)
     if ":" in text and not Path(text).exists():
         _refuse_options(head_scale, normalize, f"{text} makes its own head", f"{text} normalizes by itself")
         return _from_factory(text)
@@ -229,6 +238,23 @@ def _from_public(
         normalize=UNKNOWN if found.normalize is None and normalize is None else normalize,
     )
     return LoadedModel(model.eval(), subject)
+
+
+def _from_library(
+    config: LibraryConfig,
+    text: str,
+    image_shape: tuple[int, int, int] | None,
+    normalize: str | None,
+    *,
+    pretrained: bool,
+) -> LoadedModel:
+    shape = image_shape or config.usual_shape()
+    given = None if normalize is None else normalization_of(normalize, shape[0], owner="--normalize")
+    config = replace(config, pretrained=pretrained, normalize=given)
+    model = config.make(image_shape=shape, num_classes=None, seed=0)
+    weights = f"those of {config.library}" if pretrained else "random"
+    subject = ModelInfo(target=text, name=config.name, weights=weights, selection="unknown", normalize=normalize)
+    return LoadedModel(model.eval(), subject, image_shape=shape)
 
 
 def _from_factory(text: str) -> LoadedModel:

@@ -7,6 +7,7 @@ c_i J_i. A set of M such products costs M backward passes; the vectorized form r
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from widemargin.core.checks import (
     check_batch,
@@ -49,7 +50,12 @@ def logits_and_leaf(model: nn.Module, x: Tensor, *, owner: str) -> tuple[Tensor,
 
 
 def vector_jacobian_products(
-    logits: Tensor, leaf: Tensor, cotangents: Tensor, *, create_graph: bool = False, keep_graph: bool = False
+    logits: Tensor | GradientEdge,
+    leaf: Tensor,
+    cotangents: Tensor,
+    *,
+    create_graph: bool = False,
+    keep_graph: bool = False,
 ) -> Tensor:
     """(M, B, K) cotangents -> (M, B, ...) input gradients, one batched backward pass for all M."""
 
