@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -11,9 +12,10 @@ from widemargin.core import randomness
 from widemargin.data.augmentation import AUGMENTATIONS
 from widemargin.data.batch_augmentation import Augmentation, Chain
 from widemargin.data.batches import Batches
-from widemargin.data.datasets import load
+from widemargin.data.datasets import open_images
 from widemargin.data.extra import ExtraImages, open_extra
 from widemargin.data.image_set import ImageSet, stratified_split
+from widemargin.data.image_stream import ImageStream
 from widemargin.distributed.group import Processes
 from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.errors import InputError, WidemarginWarning
@@ -23,14 +25,17 @@ from widemargin.training.fine_tuning import freeze_batch_norms
 from widemargin.training.state import TrainState, has_statistics, make_average
 from widemargin.types import HasMemory, Nets, Replays
 
+Images = ImageSet | ImageStream
+"""In memory, or on the disk."""
+
 
 @dataclass(frozen=True)
 class Splits:
     """Training, validation (where held out) and test images, on the device; of a second source for training, files."""
 
-    train: ImageSet
-    validation: ImageSet | None
-    test: ImageSet
+    train: Images
+    validation: Images | None
+    test: Images
     extra: ExtraImages | None = None
 
     def __post_init__(self) -> None:
@@ -47,14 +52,20 @@ class Splits:
         return replace(self, train=self.train.to(device), validation=validation, test=self.test.to(device))
 
 
-def _sizes(data: ImageSet) -> str:
+def _sizes(data: Images) -> str:
     return f"{tuple(data.image_shape)} in {data.num_classes} classes"
 
 
-def load_splits(config: DataConfig, *, seed: int, data_dir: str | None, device: torch.device) -> Splits:
-    """Read the data and hold out the validation split before any limit, so that a limit does not move it."""
-    train = load(config.name, "train", data_dir=data_dir)
-    test = load(config.name, "test", data_dir=data_dir, limit=config.test_limit)
+def load_splits(
+    config: DataConfig, *, seed: int, data_dir: str | None, device: torch.device, workers: int | None = None
+) -> Splits:
+    """Read the data and hold out the validation split before any limit, so that a limit does not move it.
+
+    What is streamed is decoded by so many ``workers``; None is one per CPU.
+    """
+    how: dict[str, Any] = {"data_dir": data_dir, "workers": workers, **config.reading()}
+    train = open_images(config.name, "train", crops=config.crops_originals, **how)
+    test = open_images(config.name, "test", limit=config.test_limit, **how)
     _note_unknown_classes(train, test)
     validation = None
     if config.held_out:
@@ -66,7 +77,7 @@ def load_splits(config: DataConfig, *, seed: int, data_dir: str | None, device: 
     return Splits(train=train.to(device), validation=validation, test=test.to(device), extra=extra)
 
 
-def _note_unknown_classes(train: ImageSet, test: ImageSet) -> None:
+def _note_unknown_classes(train: Images, test: Images) -> None:
     """Labels that were numbered otherwise for the two would make every test image wrong."""
     unknown = sorted(set(test.labels.unique().tolist()) - set(train.labels.unique().tolist()))
     if unknown:
@@ -79,10 +90,12 @@ def _note_unknown_classes(train: ImageSet, test: ImageSet) -> None:
         )
 
 
-def held_out_images(config: RunConfig, *, data_dir: str | None, limit: int | None = None) -> ImageSet:
+def held_out_images(
+    config: RunConfig, *, data_dir: str | None, limit: int | None = None, workers: int | None = None
+) -> Images:
     """The images that a run did not train on and chose its best weights by; refused where it held out none."""
     data = replace(config.data, extra=None, extra_share=None)
-    splits = load_splits(data, seed=config.seed, data_dir=data_dir, device=torch.device("cpu"))
+    splits = load_splits(data, seed=config.seed, data_dir=data_dir, device=torch.device("cpu"), workers=workers)
     if splits.validation is None:
         raise InputError("--split validation: this run held out no images (data.held_out is 0); use --split test")
     return splits.validation if limit is None else splits.validation.first(limit)
@@ -96,7 +109,7 @@ def make_augmentation(config: DataConfig) -> Augmentation:
     return made[0] if len(made) == 1 else Chain(tuple(made))
 
 
-def make_batches(config: RunConfig, train: ImageSet, extra: ExtraImages | None = None) -> Batches:
+def make_batches(config: RunConfig, train: Images, extra: ExtraImages | None = None) -> Batches:
     """The training batches, with a share of a second source where the run has one."""
     objective, share = config.objective, config.data.extra_share
     if share is not None and extra is None:
@@ -115,7 +128,7 @@ def make_batches(config: RunConfig, train: ImageSet, extra: ExtraImages | None =
     )
 
 
-def make_state(config: RunConfig, train: ImageSet) -> TrainState:
+def make_state(config: RunConfig, train: Images) -> TrainState:
     """A fresh model and optimizer on the data's device."""
     build = partial(build_model, image_shape=train.image_shape, num_classes=train.num_classes)
     model = build(config.model, seed=config.seed, make_head=config.head).to(train.device)

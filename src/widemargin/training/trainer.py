@@ -97,14 +97,16 @@ def train(
     checkpoint_every: int | None = None,
     deterministic: bool = False,
     checkpoint_pause: float = 0.0,
+    workers: int | None = None,
 ) -> RunResult:
     """Train ``config`` in the folder ``out``, or go on with the run that is there.
 
     ``engine`` is auto, eager or fast (``widemargin.engine``). ``splits`` are images of your own in place of what
     ``config.data`` names. ``on_nonfinite`` is stop or skip (``nonfinite``). ``checkpoint_every`` saves in mid-epoch
     too, every so many steps; an epoch that ends within ``checkpoint_pause`` seconds of the last one has none, unless
-    the run stops there. ``deterministic`` makes a GPU repeat its bits (``core.precision``). Under torchrun the
-    processes share each batch (``distributed``); ``sync_bn=False`` leaves batch norm to each of them.
+    the run stops there. ``deterministic`` makes a GPU repeat its bits (``core.precision``). ``workers`` processes
+    decode streamed images, None one per CPU. Under torchrun the processes share each batch (``distributed``);
+    ``sync_bn=False`` leaves batch norm to each of them.
 
     SIGTERM and SIGINT end the run at a step boundary, with a checkpoint. Then they take their usual course: Ctrl-C is a
     KeyboardInterrupt out of ``train``, SIGTERM ends the process unless it has a handler of its own. Whoever gives a
@@ -130,7 +132,8 @@ def train(
             result = RunResult(out, finished=True, epoch=config.epochs, metrics=metrics)
         else:
             if splits is None:
-                load = partial(load_splits, config.data, seed=config.seed, data_dir=data_dir, device=own_device)
+                read = partial(load_splits, config.data, seed=config.seed, data_dir=data_dir, workers=workers)
+                load = partial(read, device=own_device)
                 splits = group.first_on_machine_first(load)
             state, run = begin(config, out, splits, own_device, options, group=group, deadline=deadline, stop=signals)
             train_epochs(state, run, console if console is not None and group.first else Console(quiet=True))
