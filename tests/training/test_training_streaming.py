@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from faults import interrupted
-from image_files import image_folder
+from image_files import image_folder, tar_shards
 from widemargin.data import ImageStream
 from widemargin.errors import InputError
 from widemargin.training import replay, train
@@ -51,6 +51,13 @@ def test_a_resumed_run_ends_with_the_same_bits_whoever_decodes(step, config, tmp
     left_in(tmp_path / "run").assert_same(left_in(tmp_path / "whole"))
     line = left_in(tmp_path / "run").metrics[-1]
     assert {"validation_clean", "test_clean", "train_margin_mean", "test_margin_mean"} <= line.keys()
+
+
+def test_a_run_on_tar_shards_is_that_on_the_folder(config, folder, tmp_path, left_in):
+    shards = tar_shards(folder, tmp_path / "shards")
+    train(config(*CROPS), out=tmp_path / "folder", workers=0)
+    train(config(*CROPS, f"data.name={shards}"), out=tmp_path / "tar", workers=1)
+    left_in(tmp_path / "tar").assert_same(left_in(tmp_path / "folder"))
 
 
 def test_what_is_held_out_is_streamed_too(config):

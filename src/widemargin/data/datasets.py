@@ -32,6 +32,8 @@ from widemargin.data.image_set import ImageSet
 from widemargin.data.image_stream import ImageStream, check_workers
 from widemargin.data.npz import has_parts, read_npz
 from widemargin.data.svhn import read_svhn
+from widemargin.data.tar_shards import is_divided as tar_is_divided
+from widemargin.data.tar_shards import is_tar, open_tar_shards
 from widemargin.data.tiny_imagenet import ARCHIVE, find_tiny_imagenet, read_tiny_imagenet
 from widemargin.errors import InputError, WidemarginWarning
 
@@ -76,12 +78,13 @@ def open_images(
     image_size: int | None = None,
     streaming: bool | None = None,
     crops: bool = False,
+    num_classes: int | None = None,
     workers: int | None = None,
 ) -> ImageSet | ImageStream:
     """The images of one split, as ``load`` has them: in memory, or decoded as they are needed (``ImageStream``).
 
     With ``streaming=None`` folders and shards are streamed from 2 GiB on, or where ``crops`` are to be taken of the
-    images as they are stored. ``workers`` are the processes that decode.
+    images as they are stored. ``num_classes`` is for shards, which do not say. ``workers`` processes decode.
     """
     if split not in SPLITS:
         raise InputError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
@@ -96,7 +99,12 @@ def open_images(
         found = DATASETS[str(name)](split, data_folder(data_dir), download) if str(name) in DATASETS else None
         data = _load_npz(path, split) if found is None else found
         return data if limit is None else data.first(limit)
-    stream = _open_files(path, split, image_size, workers)
+    if is_tar(path):
+        stream = open_tar_shards(path, split, image_size=image_size, num_classes=num_classes, workers=workers)
+    else:
+        stream = open_image_folder(path, split, image_size=image_size, workers=workers)
+    if split == "test" and not (is_divided(path) or tar_is_divided(path)):
+        _note_single(path)
     stream = stream if limit is None else stream.first(limit)
     if streaming is None:
         streaming = crops or stream.nbytes > min(STREAMED_FROM, memory_limit())
@@ -198,18 +206,12 @@ def _load_npz(path: Path, split: Split) -> ImageSet:
     return read_npz(path, split)
 
 
-def _open_files(path: Path, split: Split, image_size: int | None, workers: int | None) -> ImageStream:
-    if split == "test" and not is_divided(path):
-        _note_single(path)
-    return open_image_folder(path, split, image_size=image_size, workers=workers)
-
-
 def _note_single(path: Path) -> None:
     warnings.warn(
         f"{path} holds one set, with no test part of its own: all of it serves as test data; "
         "if a model was trained on it, the numbers flatter that model",
         WidemarginWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
 
 

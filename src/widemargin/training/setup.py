@@ -65,7 +65,7 @@ def load_splits(
     """
     how: dict[str, Any] = {"data_dir": data_dir, "workers": workers, **config.reading()}
     train = open_images(config.name, "train", crops=config.crops_originals, **how)
-    test = open_images(config.name, "test", limit=config.test_limit, **how)
+    test = open_images(config.name, "test", limit=config.test_limit, num_classes=train.num_classes, **how)
     _note_unknown_classes(train, test)
     validation = None
     if config.held_out:
