@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from widemargin.models.classifier import Normalize
     from widemargin.models.normalization import pixels
     from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
+    from widemargin.training.setup import Splits
+    from widemargin.training.trainer import train
 
 _PLACES = {
     "certified_margin": "certificates",
@@ -34,6 +36,8 @@ _PLACES = {
     "summarize": "margins",
     "Normalize": "models",
     "pixels": "models",
+    "Splits": "training",
+    "train": "training",
     "ApproximateEMR": "regularizers",
     "ExactEMR": "regularizers",
     "StochasticEMR": "regularizers",
@@ -67,6 +71,7 @@ __all__ = [
     "MarginSummary",
     "Normalize",
     "Report",
+    "Splits",
     "StochasticEMR",
     "WidemarginWarning",
     "__version__",
@@ -77,4 +82,5 @@ __all__ = [
     "load",
     "pixels",
     "summarize",
+    "train",
 ]

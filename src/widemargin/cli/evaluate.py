@@ -45,6 +45,7 @@ from widemargin.core.checks import choice
 from widemargin.core.device import choose_device
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.data.datasets import open_images
+from widemargin.data.image_stream import StoredImages
 from widemargin.distributed.group import env_number, evaluation_processes, is_first_process
 from widemargin.errors import InputError
 from widemargin.evaluation.evaluator import evaluate as judge
@@ -52,7 +53,7 @@ from widemargin.evaluation.folder import ModelInfo, Radius
 from widemargin.evaluation.report import Report
 from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE
 from widemargin.evaluation.target import LoadedModel, load_model
-from widemargin.training.setup import Images, held_out_images
+from widemargin.training.setup import held_out_images
 from widemargin.types import Norm
 
 
@@ -130,7 +131,7 @@ def _case(
     head_scale: float | None,
     normalize: str | None,
     device: torch.device,
-) -> tuple[LoadedModel, Images]:
+) -> tuple[LoadedModel, StoredImages]:
     """The model and the images to judge it on, on the device."""
     check_split(split, dataset, ("test", "validation"))
     if dataset is not None and Path(target).is_file():  # weights may not say what images they want
@@ -145,7 +146,7 @@ def _case(
     return replace(found, model=found.model.to(device), subject=subject), data.to(device)
 
 
-def _images(found: LoadedModel, dataset: str | None, split: str, how: Mapping[str, Any]) -> Images:
+def _images(found: LoadedModel, dataset: str | None, split: str, how: Mapping[str, Any]) -> StoredImages:
     """The images asked for, or those of the run."""
     if split == "validation":
         if found.target is None:

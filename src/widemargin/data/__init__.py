@@ -13,6 +13,7 @@ from widemargin.data.idx import read_images, read_labels
 from widemargin.data.image_folder import read_image_folder
 from widemargin.data.image_set import ImageSet, as_floats, stratified_split
 from widemargin.data.image_stream import ImageStream
+from widemargin.data.loader_images import LoaderImages
 from widemargin.data.npz import read_npz
 from widemargin.data.svhn import read_svhn
 from widemargin.data.tiny_imagenet import read_tiny_imagenet
@@ -34,6 +35,7 @@ __all__ = [
     "ImageSet",
     "ImageStream",
     "LazyBatch",
+    "LoaderImages",
     "MixesLabels",
     "NoAugmentation",
     "RandomErasing",

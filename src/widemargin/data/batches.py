@@ -20,8 +20,12 @@ from widemargin.data.batch_augmentation import Augmentation, Chain, augment, mix
 from widemargin.data.decoding import CropDraws, RandomResizedCrop
 from widemargin.data.extra import ExtraImages, ExtraRows, extra_count
 from widemargin.data.image_set import ImageSet, as_floats
-from widemargin.data.image_stream import ImageStream
+from widemargin.data.image_stream import ImageStream, StoredImages
+from widemargin.data.loader_images import LoaderImages
 from widemargin.errors import InputError
+
+Images = StoredImages | LoaderImages
+"""In memory, on the disk, or as a loader gives them."""
 
 
 class Batch:
@@ -125,7 +129,7 @@ class Batches:
     Every batch is then whole: where the set has no more images in this epoch, the second source fills it up.
     """
 
-    data: ImageSet | ImageStream
+    data: StoredImages
     batch_size: int
     seed: int
     augmentation: Augmentation = field(default_factory=NoAugmentation)
@@ -249,11 +253,50 @@ def crop_of(augmentation: Augmentation) -> tuple[RandomResizedCrop | None, Augme
     return parts[0], Chain(parts[1:]) if parts[1:] else NoAugmentation()
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LoaderBatches:
+    """Training batches of a user's loader: every process loads the whole of them and takes its rows.
+
+    The indices of a batch are places in the epoch: what a loader's images are in its data set, it does not say.
+    """
+
+    data: LoaderImages
+    seed: int
+    augmentation: Augmentation = field(default_factory=NoAugmentation)
+    replays: int = 1
+    rank: int = 0
+    processes: int = 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches in an epoch, every replay counted."""
+        return self.replays * len(self.data)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch from ``start_step`` on; those before are loaded too, and passed over."""
+        first = start_step // self.replays
+        loaded = self.data.batches(self.seed, "loader", epoch, start=first)
+        for number, (images, labels) in enumerate(loaded, start=first):
+            share = share_of(len(labels), rank=self.rank, processes=self.processes)
+            rows = slice(None) if share is None else share.rows
+            places = number * self.data.batch_size + torch.arange(len(labels), device=self.data.device)
+            generator = derived(self.seed, "augment", epoch, number)
+            with sharing(None):  # every process augments the whole batch
+                x, y = augment(self.augmentation, images, labels, self.data.num_classes, generator)
+            for step in range(max(start_step, number * self.replays), (number + 1) * self.replays):
+                yield Batch(step, places[rows], x[rows], y[rows], share)
+
+
 def read_in_order(
-    data: ImageSet | ImageStream, batch_size: int, *, start: int = 0, every: int = 1, draws: CropDraws | None = None
+    data: Images, batch_size: int, *, start: int = 0, every: int = 1, draws: CropDraws | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(images as they are stored, labels) of every so many-th batch, from number ``start`` on, in the set's order."""
+    """(images as they are stored, labels) of every so many-th batch, from number ``start`` on, in the set's order.
+
+    The batches of a loader are its own.
+    """
     check_count("batch_size", batch_size)
+    if isinstance(data, LoaderImages):
+        return data.batches(0, "measure", 0, start=start, every=every)
     batches = torch.arange(len(data)).split(batch_size)[start::every]
     if isinstance(data, ImageStream):
         images = data.read(batches, draws)
@@ -262,8 +305,6 @@ def read_in_order(
     return ((x, data.labels[rows[0] : rows[-1] + 1]) for x, rows in zip(images, batches, strict=True))
 
 
-def in_order(
-    data: ImageSet | ImageStream, batch_size: int, *, start: int = 0, every: int = 1
-) -> Iterator[tuple[Tensor, Tensor]]:
+def in_order(data: Images, batch_size: int, *, start: int = 0, every: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
     """(images in [0, 1], labels) from first to last, the last batch possibly smaller: for evaluation."""
     return ((as_floats(x), y) for x, y in read_in_order(data, batch_size, start=start, every=every))

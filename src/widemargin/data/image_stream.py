@@ -121,6 +121,10 @@ class ImageStream:
         return min(self.workers, pieces)
 
 
+StoredImages = ImageSet | ImageStream
+"""In memory, or on the disk."""
+
+
 def check_workers(workers: int | None) -> None:
     """Whether it is a number of processes."""
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):

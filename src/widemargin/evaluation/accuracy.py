@@ -18,9 +18,7 @@ from widemargin.core import randomness
 from widemargin.core.checks import logits_of
 from widemargin.core.modes import evaluating, frozen
 from widemargin.core.precision import allowing_tf32, full_float32
-from widemargin.data.batches import in_order
-from widemargin.data.image_set import ImageSet
-from widemargin.data.image_stream import ImageStream
+from widemargin.data.batches import Images, in_order
 from widemargin.data.unpacking import unpack
 from widemargin.distributed.group import SINGLE_PROCESS, Processes
 from widemargin.engine.cuda_graphs import GraphedFunction
@@ -44,7 +42,7 @@ def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def verdicts(
     model: nn.Module,
-    data: ImageSet | ImageStream,
+    data: Images,
     attack: Attack | None = None,
     *,
     batch_size: int = 500,

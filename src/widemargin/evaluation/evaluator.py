@@ -23,8 +23,7 @@ from widemargin.core.checks import check_labels, check_model
 from widemargin.core.modes import outside_inference_mode
 from widemargin.core.screen import say
 from widemargin.data.datasets import open_images
-from widemargin.data.image_set import ImageSet
-from widemargin.data.image_stream import ImageStream
+from widemargin.data.image_stream import StoredImages
 from widemargin.distributed.group import Processes, evaluation_processes
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import alarms_of_model, alarms_of_numbers, alarms_of_undecided
@@ -72,7 +71,7 @@ a ResNet-18 takes as long."""
 
 def evaluate(
     model: nn.Module,
-    data: ImageSet | ImageStream | str | Iterable[Any],
+    data: StoredImages | str | Iterable[Any],
     attacks: Any = ("clean", "pgd20", "autoattack"),
     eps: float | str | Sequence[float | str] = 8 / 255,
     norm: Norm = "linf",
@@ -151,7 +150,7 @@ def evaluate(
 
 
 def _name(data: object) -> str:
-    if isinstance(data, ImageSet | ImageStream):
+    if isinstance(data, StoredImages):
         return data.name
     return data if isinstance(data, str) else IN_MEMORY
 

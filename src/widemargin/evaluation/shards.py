@@ -37,8 +37,8 @@ from widemargin.core.records import (
     unsealed,
 )
 from widemargin.data.batches import in_order
-from widemargin.data.image_set import ImageSet, as_images, is_square
-from widemargin.data.image_stream import ImageStream
+from widemargin.data.image_set import as_images, is_square
+from widemargin.data.image_stream import ImageStream, StoredImages
 from widemargin.data.unpacking import is_batch, unpack
 from widemargin.errors import InputError
 from widemargin.evaluation.columns import CLEAN, Column, columns_of_settings
@@ -81,7 +81,7 @@ class Shard:
 
 def size_of(data: object) -> int | None:
     """How many examples the data has; None where only reading it all would tell."""
-    if isinstance(data, ImageSet | ImageStream):
+    if isinstance(data, StoredImages):
         return len(data)
     if not is_batch(data):
         return None
@@ -89,7 +89,7 @@ def size_of(data: object) -> int | None:
     return len(labels) if labels.dim() else None
 
 
-def shards(data: ImageSet | ImageStream | Iterable[Any], size: int, *, limit: int | None = None) -> Iterator[Shard]:
+def shards(data: StoredImages | Iterable[Any], size: int, *, limit: int | None = None) -> Iterator[Shard]:
     """Cut the data into shards of ``size`` examples; only one is held at a time, and each example copied once."""
     if limit is not None:
         check_count("limit", limit)
@@ -114,8 +114,8 @@ def _shard(number: int, size: int, batches: list[tuple[Tensor, Tensor]]) -> Shar
     return Shard(number, number * size, as_images(x.contiguous()), y.cpu(), flat=is_square(x))
 
 
-def _batches(data: ImageSet | ImageStream | Iterable[Any], size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    if isinstance(data, ImageSet | ImageStream):
+def _batches(data: StoredImages | Iterable[Any], size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    if isinstance(data, StoredImages):
         yield from in_order(data, size)
     elif is_batch(data):
         yield _checked(*unpack("evaluate", data))

@@ -41,7 +41,7 @@ from widemargin.config.toml import to_dict, to_toml
 from widemargin.core.device import choose_device, hardware_name
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import sealed
-from widemargin.data.batches import in_order
+from widemargin.data.batches import Images, in_order
 from widemargin.data.datasets import open_images
 from widemargin.data.extra import ExtraImages, open_extra
 from widemargin.errors import InputError
@@ -56,7 +56,7 @@ from widemargin.margins import WIDTHS, count_margins
 from widemargin.models.classifier import ModelFactory, facts_of
 from widemargin.training.alarms import new_alarms
 from widemargin.training.run_folder import Line
-from widemargin.training.setup import Images, Splits, load_splits
+from widemargin.training.setup import Splits, load_splits
 from widemargin.training.trainer import RunResult, train
 from widemargin.training.watch import MEASURED, batch_size, first_samples, training_points
 from widemargin.types import Nets, Norm

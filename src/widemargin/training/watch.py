@@ -13,13 +13,14 @@ from widemargin.core import randomness
 from widemargin.core.modes import copied_buffers, with_values
 from widemargin.core.precision import full_float32
 from widemargin.data.batch_augmentation import without_mixing
-from widemargin.data.batches import crop_of, in_order, read_in_order
+from widemargin.data.batches import Images, crop_of, in_order, read_in_order
 from widemargin.data.decoding import CropDraws
 from widemargin.data.image_set import as_floats
+from widemargin.data.loader_images import LoaderImages
 from widemargin.distributed.group import SINGLE_PROCESS, Processes
 from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins, percent, verdicts
 from widemargin.models.classifier import Facts, facts_of
-from widemargin.training.setup import Images, Splits, make_augmentation
+from widemargin.training.setup import Splits, make_augmentation
 from widemargin.types import Nets
 
 Metrics = dict[str, float]
@@ -52,7 +53,9 @@ def watch(
 
 
 def batch_size(config: RunConfig, data: Images) -> int:
-    """So many images are measured at once."""
+    """So many images are measured at once; of a loader, its batches."""
+    if isinstance(data, LoaderImages):
+        return data.batch_size
     facts = facts_of(config.model)
     return facts.measured_at_once if math.prod(data.image_shape) <= facts.small_image else Facts.measured_at_once
 
