@@ -18,17 +18,8 @@ ATTACKS = (widemargin.FGSM, widemargin.PGD)
 CALLS = [("emr", part.__call__) for part in PENALTIES]
 CALLS += [("emr.value", part.value) for part in PENALTIES]
 CALLS += [("attack", part.__call__) for part in ATTACKS]
-ALONE = (
-    "certified_margin",
-    "effective_margin",
-    "summarize",
-    "evaluate",
-    "load",
-    "pixels",
-    "Normalize",
-    "Splits",
-    "train",
-)
+ALONE = ("certified_margin", "effective_margin", "summarize", "evaluate", "load", "pixels", "Normalize")
+TRAINING = ("Splits", "train")
 CALLS += [(part.__name__, part) for part in (*PENALTIES, *ATTACKS)]
 CALLS += [(name, getattr(widemargin, name)) for name in (*ALONE, *TRAINING)]
 CALLS += [("Splits.from_loaders", widemargin.Splits.from_loaders)]
