@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -144,11 +144,13 @@ class _Decoder(Dataset[Any]):
 
     def __init__(self, stream: ImageStream, draws: CropDraws | None) -> None:
         self.files, self.rows, self.form, self.draws = stream.files, stream.rows, stream.form, draws
-        self.as_array = False
-        """Whether images are sent through a pipe, and not in shared memory."""
+        self.how: Literal["here", "shared memory", "pipe"] = "here"
+        """How images come to the process that trains."""
 
     def __getitem__(self, positions: list[int]) -> Any:
         images = torch.empty(len(positions), *self.form.shape, dtype=torch.uint8)
+        if self.how == "shared memory":  # at once: moved there when it is sent, each piece would leave a hole behind
+            images.share_memory_()
         try:
             for image, position in zip(images, positions, strict=True):
                 row = int(self.rows[position])
@@ -156,7 +158,7 @@ class _Decoder(Dataset[Any]):
                 image.numpy()[:] = values.transpose(2, 0, 1)
         except InputError as error:  # torch would hand it on with a page of traceback
             return str(error)
-        return images.numpy() if self.as_array else images
+        return images.numpy() if self.how == "pipe" else images
 
 
 def _decoded(decoder: _Decoder, pieces: list[list[int]], workers: int, ahead: int) -> Iterator[Tensor]:
@@ -165,7 +167,8 @@ def _decoded(decoder: _Decoder, pieces: list[list[int]], workers: int, ahead: in
         yield from (_checked(decoder[piece]) for piece in pieces)
         return
     factor = max(2, -(-ahead // workers))
-    decoder.as_array = not _fits_shared(factor * workers * max(map(len, pieces)) * decoder.form.nbytes)
+    size = factor * workers * max(map(len, pieces)) * decoder.form.nbytes
+    decoder.how = "shared memory" if _fits_shared(size) else "pipe"
     loader = DataLoader(
         decoder,
         batch_size=None,
