@@ -5,7 +5,7 @@ from widemargin.core.signals import install_handlers
 
 BENCHMARKS = CommandLine(
     "python -m benchmarks",
-    "What a training step, EMR and an evaluation cost on this machine.",
+    "What a training step, EMR, an evaluation and decoding cost on this machine.",
     {
         "step": Verb(
             "benchmarks.commands",
@@ -27,6 +27,11 @@ BENCHMARKS = CommandLine(
             "benchmarks.distance",
             "distance",
             "How short distances are and what they cost: each attack alone and the methods of --distance.",
+        ),
+        "streaming": Verb(
+            "benchmarks.streaming",
+            "streaming",
+            "How fast streamed images are decoded: ours and a plain DataLoader over the same folder, in turn.",
         ),
         "evaluator-overhead": Verb(
             "benchmarks.evaluator_overhead",

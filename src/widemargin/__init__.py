@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from widemargin.models.classifier import Normalize
     from widemargin.models.normalization import pixels
     from widemargin.regularizers.emr import ApproximateEMR, ExactEMR, StochasticEMR
+    from widemargin.training.setup import Splits
+    from widemargin.training.trainer import train
 
 _PLACES = {
     "certified_margin": "certificates",
@@ -37,6 +39,8 @@ _PLACES = {
     "summarize": "margins",
     "Normalize": "models",
     "pixels": "models",
+    "Splits": "training",
+    "train": "training",
     "ApproximateEMR": "regularizers",
     "ExactEMR": "regularizers",
     "StochasticEMR": "regularizers",
@@ -71,6 +75,7 @@ __all__ = [
     "ModelCheck",
     "Normalize",
     "Report",
+    "Splits",
     "StochasticEMR",
     "WidemarginWarning",
     "__version__",
@@ -82,4 +87,5 @@ __all__ = [
     "load",
     "pixels",
     "summarize",
+    "train",
 ]

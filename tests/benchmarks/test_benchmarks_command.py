@@ -1,6 +1,7 @@
 """``python -m benchmarks`` as a user gives it, with a small network in the MLP's place."""
 
 import json
+import re
 from functools import partial
 
 import pytest
@@ -42,6 +43,13 @@ def test_the_record_has_what_was_measured(command, small_mlp):
     assert penalty["name"] == "emr"
     assert penalty["ms"] == pytest.approx(step["median"] - penalty["step_ms_without"]["median"])
     assert naive["ratio"] == pytest.approx(naive["step_ms"]["median"] / step["median"])
+
+
+def test_streaming_is_set_against_a_plain_loader(command):
+    options = ("--images", 12, "--size", 24, "--batch-size", 5, "--workers", 1, "--rounds", 2)
+    answer = command(BENCHMARKS, "streaming", *options)
+    assert answer.code == 0, answer.err
+    assert re.search(r"time of an epoch, streamed over plain: \d+\.\d+ \(\d+\.\d+ to \d+\.\d+\); 12 JPEGs", answer.text)
 
 
 def test_without_penalty_and_loop(command, small_mlp):

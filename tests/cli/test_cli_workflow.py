@@ -16,6 +16,7 @@ from benchmarks.__main__ import BENCHMARKS
 from PIL import Image
 
 from faults import clock_of_steps, interrupt_at
+from image_files import image_folder
 from widemargin.attacks import attack_named
 from widemargin.cli import demo as demo_module
 from widemargin.cli import main as main_module
@@ -58,6 +59,25 @@ def test_train_writes_the_run_and_says_what_comes_next(command, recipe, tmp_path
         "previous.safetensors",
     ]
     assert epochs_of(tmp_path / "run") == [1, 2]
+
+
+def test_a_run_on_streamed_images_is_judged_on_them(command, refused, recipe, tmp_path):
+    jpegs, settings = image_folder(tmp_path / "jpegs"), ("data.image_size=12", "data.streaming=true", "data.held_out=9")
+    table = f'data={{name="{jpegs}", augmentation="random-resized-crop"}}'
+    changes = [part for text in (table, *settings, "epochs=1") for part in ("--set", text)]
+    run = tmp_path / "run"
+    answer = command("train", recipe, "--out", run, "--workers", 1, *changes)
+    assert answer.code == 0, answer.err
+    judged = json.loads(command("evaluate", run, "--attacks", "clean", "--workers", 1, "--json").out)
+    assert judged["data"]["count"] == 12
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    best = command("evaluate", run, "--attacks", "clean", "--split", "validation", "--json")
+    assert json.loads(best.out)["accuracy"]["clean"] == pytest.approx(last["validation_clean"])
+    other = command("evaluate", run, "--attacks", "clean", "--dataset", jpegs, "--image-size", 12, "--json")
+    assert json.loads(other.out)["accuracy"] == judged["accuracy"]
+    assert json.loads(command("margins", run, "--split", "train", "--json").out)["all"]["count"] == 27
+    assert "set data.image_size" in refused("evaluate", run, "--attacks", "clean", "--dataset", jpegs)
+    assert "as the run did" in refused("evaluate", run, "--split", "validation", "--image-size", 12)
 
 
 def test_the_same_command_goes_on_after_an_interrupt(command, recipe, trained, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from run_cases import begun_run, whole_run
 from safetensors.torch import load_file
 from step_cases import FEW, Case, difference, trained, whole_grid
 
+from image_files import image_folder
 from widemargin.config.checkpoint import TRAIN_PREFIX
 from widemargin.training.run_folder import read_metrics
 
@@ -31,6 +32,7 @@ def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("places")
     images = np.random.default_rng(0).integers(0, 256, (60, 28, 28), dtype=np.uint8)
     np.savez(folder / "extra.npz", image=images, label=np.arange(60) % 10)
+    image_folder(folder / "jpegs")
     begun_run(str(folder / "begun-alone"))
     whole_run(str(folder / "pretrained"), settings=(*RESNET, "epochs=1", "watch.margins=[]"))
     return folder
@@ -46,6 +48,12 @@ def tuned(places: Path) -> tuple[str, ...]:
     return (*TUNED, f"init_from={places / 'pretrained'}")
 
 
+def streamed(places: Path) -> tuple[str, ...]:
+    """JPEGs, each decoded in one process, of which CutMix sees all."""
+    table = f'data={{name="{places / "jpegs"}", image_size=12, held_out=9}}'
+    return table, "data.augmentation=['random-resized-crop', 'cutmix']", "batch_size=11"
+
+
 @pytest.fixture(scope="module")
 def pair(places, tmp_path_factory):
     """What two processes make of everything, started once."""
@@ -56,6 +64,7 @@ def pair(places, tmp_path_factory):
     jobs["beside"] = ("run", (str(places / "pair-beside"), "cpu", BESIDE))
     jobs["mixed"] = ("run", (str(places / "pair-mixed"), "cpu", mixed(places)))
     jobs["tuned"] = ("run", (str(places / "pair-tuned"), "cpu", tuned(places)))
+    jobs["streamed"] = ("run", (str(places / "pair-streamed"), "cpu", streamed(places)))
     jobs["on from one"] = ("run", (str(places / "begun-alone"),))
     jobs["begun"] = ("begun", (str(places / "begun-by-two"),))
     jobs["refusals"] = ("refusals", (str(places),))
@@ -143,6 +152,13 @@ def test_a_fine_tuned_run_is_that_of_one(pair, places) -> None:
     statistics = [name for name in source if "running" in name]
     assert statistics
     assert all(torch.equal(found[name], source[name]) for name in statistics)
+
+
+def test_streamed_images_are_those_of_a_run_of_one(pair, places) -> None:
+    first, second = pair["streamed"]
+    assert first == second
+    whole_run(str(places / "alone-streamed"), settings=streamed(places))
+    assert_same_run(places / "pair-streamed", places / "alone-streamed")
 
 
 def test_averaged_weights_beside_are_those_of_a_run_of_one(pair, places, alone) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 import re
 from pathlib import Path
 
@@ -18,8 +19,10 @@ CALLS = [("emr", part.__call__) for part in PENALTIES]
 CALLS += [("emr.value", part.value) for part in PENALTIES]
 CALLS += [("attack", part.__call__) for part in ATTACKS]
 ALONE = ("certified_margin", "check", "effective_margin", "summarize", "evaluate", "load", "pixels", "Normalize")
+TRAINING = ("Splits", "train")
 CALLS += [(part.__name__, part) for part in (*PENALTIES, *ATTACKS)]
-CALLS += [(name, getattr(widemargin, name)) for name in ALONE]
+CALLS += [(name, getattr(widemargin, name)) for name in (*ALONE, *TRAINING)]
+CALLS += [("Splits.from_loaders", widemargin.Splits.from_loaders)]
 
 
 def test_every_public_name_has_its_place():
@@ -28,7 +31,7 @@ def test_every_public_name_has_its_place():
 
 @pytest.mark.parametrize(("shown", "function"), CALLS)
 def test_signatures_are_those_of_the_code(shown, function):
-    names = {}
+    names = {"math": math}
     exec(f"def written({SIGNATURES[shown]}): ...", names)
     written, real = (
         [(part.name, part.kind, part.default) for part in inspect.signature(part).parameters.values()]

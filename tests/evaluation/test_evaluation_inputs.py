@@ -9,12 +9,14 @@ import pytest
 import torch
 from official import assert_same
 from small_networks import Rough, pictures, taught_conv
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import widemargin
+from image_files import image_folder
 from widemargin import InputError
 from widemargin.core.schema import LiteralFloat
-from widemargin.data import ImageSet, load
+from widemargin.data import ImageSet, load, open_images
 from widemargin.evaluation.settings import number, radii
 from widemargin.evaluation.shards import shards
 from widemargin.models import MLPConfig
@@ -197,3 +199,19 @@ def test_what_is_no_number(wrong):
         radii(wrong)
     with pytest.raises(InputError, match=r"evaluate\.step_size must be a number such as 8/255, got None"):
         number("step_size", None)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_streamed_images_are_judged_as_those_in_memory(workers, tmp_path):
+    folder = image_folder(tmp_path / "jpegs", test=14)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, 3)).eval()
+    options = {"attacks": ("clean", "pgd2"), "eps": 0.05, "shard_size": 5, "batch_size": 4, "sanity": False}
+    stream = open_images(folder, "test", image_size=12, streaming=True, workers=workers)
+    for limit in (None, 7):
+        report, expected = (
+            widemargin.evaluate(model, data, limit=limit, **options)
+            for data in (stream, load(folder, "test", image_size=12))
+        )
+        assert report.count == (limit or 14)
+        assert report.accuracy == expected.accuracy
+        assert all(report.verdicts[name].equal(found) for name, found in expected.verdicts.items())

@@ -41,6 +41,7 @@ from widemargin.data.cifar import read_python_batch
 from widemargin.data.idx import read_images, read_labels
 from widemargin.data.image_folder import read_image_folder
 from widemargin.data.npz import has_parts, read_npz
+from widemargin.data.tar_shards import open_tar_shards
 from widemargin.errors import InputError
 from widemargin.evaluation.target import load_model
 from widemargin.models import MLPConfig
@@ -106,6 +107,16 @@ def picture(form: str, **options: object) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(photos()[0].transpose(1, 2, 0)).save(stream, form, **options)
     return stream.getvalue()
+
+
+def _shard(ending: str, label: bytes) -> bytes:
+    return tar_of(
+        {f"{n}.{part}": label if part == ending else _pictures()[n] for n in (0, 1) for part in ("png", ending)}
+    )
+
+
+def _tar_shard(path: Path) -> object:
+    return open_tar_shards(path, "train").in_memory()
 
 
 def _image_folder(path: Path) -> object:
@@ -354,6 +365,7 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "npz, images inside": lambda _: _arrays("images.npy"),
     "npz, labels inside": lambda _: _arrays("labels.npy"),
     "image folder": lambda _: Reader(_pictures(), "1.png", _image_folder),
+    "tar shard": lambda _: Reader((_shard("cls", b"1"), _shard("json", b'{"label": 1}')), "0.tar", _tar_shard),
     "run configuration": lambda _: Reader(_recipes(), "a.toml", read_toml),
     "checkpoint": lambda folder: Reader((checkpoint_bytes(folder),), "a.safetensors", _restored, sealed=True),
     "checkpoint, checksum made to fit": lambda folder: Reader(

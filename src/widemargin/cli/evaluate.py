@@ -21,6 +21,7 @@ from widemargin.cli.options import (
     Distance,
     Eps,
     HeadScale,
+    ImageSize,
     Json,
     Limit,
     NormalizeBy,
@@ -33,6 +34,7 @@ from widemargin.cli.options import (
     SplitName,
     StepSize,
     TargetName,
+    Workers,
     check_split,
     listed,
     number,
@@ -42,8 +44,8 @@ from widemargin.core import signals
 from widemargin.core.checks import choice
 from widemargin.core.device import choose_device
 from widemargin.core.screen import console_for, say, show_table
-from widemargin.data.datasets import load
-from widemargin.data.image_set import ImageSet
+from widemargin.data.datasets import open_images
+from widemargin.data.image_stream import StoredImages
 from widemargin.distributed.group import env_number, evaluation_processes, is_first_process
 from widemargin.errors import InputError
 from widemargin.evaluation.evaluator import evaluate as judge
@@ -73,6 +75,8 @@ def evaluate(
     save_adversarial: SaveAdversarial = False,
     head_scale: HeadScale = None,
     normalize: NormalizeBy = None,
+    image_size: ImageSize = None,
+    workers: Workers = None,
     out: Out = None,
     as_json: Json = False,
     data_dir: DataDir = None,
@@ -87,7 +91,8 @@ def evaluate(
         with group.sync_errors():
             asked: Norm | None = None if norm is None else choice("", "--norm", norm, get_args(Norm))
             chosen = choose_device(device, local_rank=env_number("LOCAL_RANK", 0))
-            found, data = _case(target, dataset, split, data_dir, head_scale, normalize, chosen)
+            how = {"data_dir": data_dir, "image_size": image_size, "workers": workers}
+            found, data = _case(target, dataset, split, how, head_scale, normalize, chosen)
             plan, radii = _plan(found.plan, attacks, eps, step_size, asked)
             if found.target is not None and dataset is None and split == "test":
                 limit = found.target.test_limit(limit)
@@ -122,37 +127,42 @@ def _case(
     target: str,
     dataset: str | None,
     split: str,
-    data_dir: str | None,
+    how: Mapping[str, Any],
     head_scale: float | None,
     normalize: str | None,
     device: torch.device,
-) -> tuple[LoadedModel, ImageSet]:
+) -> tuple[LoadedModel, StoredImages]:
     """The model and the images to judge it on, on the device."""
     check_split(split, dataset, ("test", "validation"))
     if dataset is not None and Path(target).is_file():  # weights may not say what images they want
-        data = load(dataset, "test", data_dir=data_dir)
+        data = open_images(dataset, "test", **how)
         found = load_model(target, image_shape=data.image_shape, head_scale=head_scale, normalize=normalize)
     else:
         found = load_model(target, image_shape=None, head_scale=head_scale, normalize=normalize)
-        data = _images(found, dataset, split, data_dir)
+        data = _images(found, dataset, split, how)
     found.check_fits(data)
     asked = dataset or found.data
     subject = replace(found.subject, data=data.name, source=None if asked == data.name else asked, split=split)
     return replace(found, model=found.model.to(device), subject=subject), data.to(device)
 
 
-def _images(found: LoadedModel, dataset: str | None, split: str, data_dir: str | None) -> ImageSet:
+def _images(found: LoadedModel, dataset: str | None, split: str, how: Mapping[str, Any]) -> StoredImages:
     """The images asked for, or those of the run."""
     if split == "validation":
         if found.target is None:
             raise InputError("--split validation: only a run of ours says which images it held out; use --split test")
-        return held_out_images(found.target.description.run_config(), data_dir=data_dir)
+        if how["image_size"] is not None:
+            raise InputError("--image-size: what a run held out is resized as the run did; leave it out")
+        config = found.target.description.run_config()
+        return held_out_images(config, data_dir=how["data_dir"], workers=how["workers"])
     name = dataset or found.data
     if name is None:
         raise InputError(
             "--dataset is missing: this target does not say which images it wants; give e.g. --dataset cifar10"
         )
-    return load(name, "test", data_dir=data_dir)
+    if dataset is None and found.target is not None and how["image_size"] is None:
+        return open_images(name, "test", **{**how, **found.target.description.run_config().data.reading()})
+    return open_images(name, "test", **how)
 
 
 def _plan(

@@ -20,14 +20,14 @@ from widemargin.core.files import make_folder
 from widemargin.core.modes import copied_buffers, with_values
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.data.batches import in_order
-from widemargin.data.datasets import load
-from widemargin.data.image_set import ImageSet
+from widemargin.data.datasets import open_images
+from widemargin.data.image_stream import StoredImages
 from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins, percent
 from widemargin.evaluation.report import note_on_proven, notes_on
 from widemargin.evaluation.target import Target, load_target, model_info
 from widemargin.report.pictures import margin_figure, save_picture
-from widemargin.training.setup import held_out_images, load_splits
+from widemargin.training.setup import held_out_images, stored_images
 from widemargin.types import Nets, Norm
 
 BATCH = 250
@@ -103,20 +103,21 @@ def own_attack(target: Target) -> OwnAttack:
     )
 
 
-def _images(target: Target, split: str, dataset: str | None, limit: int | None, data_dir: str | None) -> ImageSet:
+def _images(target: Target, split: str, dataset: str | None, limit: int | None, data_dir: str | None) -> StoredImages:
     """The images of that split; of the run's own data, ``train`` is what it was trained on, nothing held out."""
+    config = target.description.run_config()
     if split == "test" or dataset is not None:
         name = dataset or str(target.description.config["data"]["name"])
         limit = target.test_limit(limit) if dataset is None else limit
-        return load(name, "train" if split == "train" else "test", data_dir=data_dir, limit=limit)
-    config = target.description.run_config()
+        how = config.data.reading() if dataset is None else {}
+        return open_images(name, "train" if split == "train" else "test", data_dir=data_dir, limit=limit, **how)
     if split == "validation":
         return held_out_images(config, data_dir=data_dir, limit=limit)
-    train = load_splits(config.data, seed=config.seed, data_dir=data_dir, device=torch.device("cpu")).train
+    train, _, _ = stored_images(config.data, seed=config.seed, data_dir=data_dir)
     return train if limit is None else train.first(limit)
 
 
-def _points(data: ImageSet, perturb: Perturb | None, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+def _points(data: StoredImages, perturb: Perturb | None, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """The images, attacked where asked for; an attack in training mode leaves the statistics alone."""
     for number, (x, y) in enumerate(in_order(data, BATCH)):
         if perturb is None:

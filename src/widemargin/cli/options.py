@@ -39,6 +39,22 @@ EngineOption = Annotated[
 OnNonfinite = Annotated[
     str, typer.Option(help="At a NaN or an infinity: stop, and keep that step; or skip it and go on.")
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Processes that decode streamed images (folders, tar shards); default: one per CPU.",
+        show_default=False,
+    ),
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PIXELS",
+        help="Resize the images of a folder or of tar shards; default: as the run did.",
+        show_default=False,
+    ),
+]
 Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from widemargin.cli.options import IMPORTED, DataDir, Device, EngineOption, OnNonfinite, note_unreached, seconds
+from widemargin.cli.options import (
+    IMPORTED,
+    DataDir,
+    Device,
+    EngineOption,
+    OnNonfinite,
+    Workers,
+    note_unreached,
+    seconds,
+)
 from widemargin.config.toml import with_overrides
 from widemargin.core.screen import console_for, say
 from widemargin.core.signals import Stop
@@ -61,6 +70,7 @@ def train(
         bool,
         typer.Option("--deterministic", help="On a GPU: the same bits every time, and after a resume; slower."),
     ] = False,
+    workers: Workers = None,
     sync_bn: Annotated[
         bool | None,
         typer.Option(
@@ -94,6 +104,7 @@ def train(
         sync_bn=sync_bn,
         checkpoint_every=checkpoint_every,
         deterministic=deterministic,
+        workers=workers,
     )
     say(console, _closing(result, config.epochs, stop))
 

@@ -20,6 +20,7 @@ from widemargin.core.checks import check_count, check_number, choice
 from widemargin.core.schema import added, one_of, required, table_fields
 from widemargin.data.augmentation import AUGMENTATIONS
 from widemargin.data.batch_augmentation import Augmentation, MixesLabels
+from widemargin.data.decoding import RandomResizedCrop
 from widemargin.data.extra import extra_count
 from widemargin.errors import InputError
 from widemargin.heads import HEADS
@@ -77,10 +78,16 @@ class DataConfig:
     test_limit: int | None = None
     extra: str | tuple[str, ...] | None = added(None)
     extra_share: float | None = added(None)
+    streaming: bool | None = added(None)
+    image_size: int | None = added(None)
 
     def __post_init__(self) -> None:
         if not self.name.strip():
-            raise InputError("data.name is empty; give a data set's name or the path of an .npz file or image folder")
+            raise InputError(
+                "data.name is empty; give a data set's name or the path of an .npz file, image folder or tar shards"
+            )
+        if self.image_size is not None:
+            check_count("data.image_size", self.image_size)
         parts = tuple(_named_augmentation(part) for part in self.augmentations)
         if not parts or (len(parts) > 1 and "none" in parts):
             raise InputError(f'data.augmentation {[*parts]} does nothing in part; list what is done, or write "none"')
@@ -92,6 +99,15 @@ class DataConfig:
             limit = getattr(self, field)
             if limit is not None and limit < 1:
                 raise InputError(f"data.{field} must be at least 1, got {limit}; leave it out to use every image")
+
+    def reading(self) -> dict[str, Any]:
+        """How the files are read, in arguments of ``data.open_images``."""
+        return {"image_size": self.image_size, "streaming": self.streaming}
+
+    @property
+    def crops_originals(self) -> bool:
+        """Whether training takes parts of the images as they are stored, and so streams them."""
+        return any(part == "random-resized-crop" or isinstance(part, RandomResizedCrop) for part in self.augmentations)
 
     @property
     def augmentations(self) -> tuple[str | Augmentation, ...]:

@@ -6,11 +6,14 @@ from widemargin.data.batch_augmentation import Augmentation, Chain, DrawnAugment
 from widemargin.data.batches import Batch, Batches, LazyBatch, epoch_order, in_order
 from widemargin.data.boxes import CutMix, Cutout, RandomErasing
 from widemargin.data.cifar import read_cifar10, read_cifar100
-from widemargin.data.datasets import DATASETS, SPLITS, Split, data_folder, load
+from widemargin.data.datasets import DATASETS, SPLITS, Split, data_folder, load, open_images
+from widemargin.data.decoding import RandomResizedCrop
 from widemargin.data.extra import ExtraImages, open_extra
 from widemargin.data.idx import read_images, read_labels
 from widemargin.data.image_folder import read_image_folder
 from widemargin.data.image_set import ImageSet, as_floats, stratified_split
+from widemargin.data.image_stream import ImageStream
+from widemargin.data.loader_images import LoaderImages
 from widemargin.data.npz import read_npz
 from widemargin.data.svhn import read_svhn
 from widemargin.data.tiny_imagenet import read_tiny_imagenet
@@ -30,10 +33,13 @@ __all__ = [
     "DrawnAugmentation",
     "ExtraImages",
     "ImageSet",
+    "ImageStream",
     "LazyBatch",
+    "LoaderImages",
     "MixesLabels",
     "NoAugmentation",
     "RandomErasing",
+    "RandomResizedCrop",
     "Split",
     "as_floats",
     "data_folder",
@@ -41,6 +47,7 @@ __all__ = [
     "in_order",
     "load",
     "open_extra",
+    "open_images",
     "read_cifar10",
     "read_cifar100",
     "read_image_folder",

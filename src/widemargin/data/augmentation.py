@@ -1,6 +1,7 @@
 """The augmentations there are, by name: what is done to training images before a step sees them.
 
-``crop-flip`` is the usual one of CIFAR. Several are a list, done in this order: ``["crop-flip", "cutmix"]``.
+``crop-flip`` is the usual one of CIFAR, ``random-resized-crop`` that of ImageNet, for streamed
+images. Several are a list, done in this order: ``["crop-flip", "cutmix"]``.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from widemargin.data.autoaugment import AutoAugment
 from widemargin.data.batch_augmentation import DrawnAugmentation
 from widemargin.data.boxes import CutMix, Cutout, RandomErasing
+from widemargin.data.decoding import RandomResizedCrop
 from widemargin.errors import InputError
 
 
@@ -72,4 +74,5 @@ AUGMENTATIONS: dict[str, type] = {
     "cutmix": CutMix,
     "cutout": Cutout,
     "random-erasing": RandomErasing,
+    "random-resized-crop": RandomResizedCrop,
 }

@@ -1,4 +1,4 @@
-"""From a name to images: the data sets known by name, an ``.npz`` file, or a folder of images.
+"""From a name to images: the data sets known by name, an ``.npz`` file, a folder of images, or tar shards.
 
 A named data set is looked for in ``<folder>/<name>`` and ``<folder>``, then fetched from its official addresses. A file
 that is already there is read, not hashed again: the readers check sizes, and the folder may be the user's own. What is
@@ -26,11 +26,14 @@ from PIL import Image
 
 from widemargin.core.files import check_file
 from widemargin.data.cifar import CIFAR10, CIFAR100, Cifar, find_cifar, read_cifar
-from widemargin.data.idx import read_images, read_labels
-from widemargin.data.image_folder import is_divided, read_image_folder
+from widemargin.data.idx import memory_limit, read_images, read_labels
+from widemargin.data.image_folder import is_divided, open_image_folder
 from widemargin.data.image_set import ImageSet
+from widemargin.data.image_stream import ImageStream, check_workers
 from widemargin.data.npz import has_parts, read_npz
 from widemargin.data.svhn import read_svhn
+from widemargin.data.tar_shards import is_divided as tar_is_divided
+from widemargin.data.tar_shards import is_tar, open_tar_shards
 from widemargin.data.tiny_imagenet import ARCHIVE, find_tiny_imagenet, read_tiny_imagenet
 from widemargin.errors import InputError, WidemarginWarning
 
@@ -41,6 +44,10 @@ _CHUNK = 1 << 16
 _PATIENCE = 30  # seconds without an answer
 
 
+STREAMED_FROM = 2 << 30
+"""Bytes, once decoded: sets up to here are held in memory unless told otherwise, which is faster."""
+
+
 def load(
     name: str | Path,
     split: Split,
@@ -48,19 +55,60 @@ def load(
     data_dir: str | Path | None = None,
     download: bool = True,
     limit: int | None = None,
+    image_size: int | None = None,
 ) -> ImageSet:
-    """The images of one split, at most ``limit`` of them.
+    """The images of one split, at most ``limit`` of them, in memory.
 
-    ``name`` is a key of ``DATASETS``, a path to an ``.npz`` file or to a folder of images. Files are looked for in
-    ``data_dir``, else in $WIDEMARGIN_DATA, else in the cache folder, and fetched there if ``download`` allows it.
+    ``name`` is a key of ``DATASETS``, a path to an ``.npz`` file, to a folder of images or to tar shards. Files are
+    looked for in ``data_dir``, else in $WIDEMARGIN_DATA, else in the cache folder, and fetched there if ``download``
+    allows it. Images of a folder or of shards are resized to ``image_size``, or else must be of one size.
+    """
+    options: dict[str, Any] = {"data_dir": data_dir, "download": download, "limit": limit, "image_size": image_size}
+    found = open_images(name, split, **options, streaming=False)
+    return found if isinstance(found, ImageSet) else found.in_memory()
+
+
+def open_images(
+    name: str | Path,
+    split: Split,
+    *,
+    data_dir: str | Path | None = None,
+    download: bool = True,
+    limit: int | None = None,
+    image_size: int | None = None,
+    streaming: bool | None = None,
+    crops: bool = False,
+    num_classes: int | None = None,
+    workers: int | None = None,
+) -> ImageSet | ImageStream:
+    """The images of one split, as ``load`` has them: in memory, or decoded as they are needed (``ImageStream``).
+
+    With ``streaming=None`` folders and shards are streamed from 2 GiB on, or where ``crops`` are to be taken of the
+    images as they are stored. ``num_classes`` is for shards, which do not say. ``workers`` processes decode.
     """
     if split not in SPLITS:
         raise InputError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    if str(name) in DATASETS:
-        data = DATASETS[str(name)](split, data_folder(data_dir), download)
+    check_workers(workers)
+    path = Path(name).expanduser()
+    if str(name) in DATASETS or not (path.is_dir() or (path.suffix == ".tar" and path.exists())):
+        for option, given in (("data.image_size", image_size is not None), ("data.streaming", streaming)):
+            if given:
+                raise InputError(
+                    f"{option} is for folders of images and tar shards, and {str(name)!r} is none; remove it"
+                )
+        found = DATASETS[str(name)](split, data_folder(data_dir), download) if str(name) in DATASETS else None
+        data = _load_npz(path, split) if found is None else found
+        return data if limit is None else data.first(limit)
+    if is_tar(path):
+        stream = open_tar_shards(path, split, image_size=image_size, num_classes=num_classes, workers=workers)
     else:
-        data = _load_path(Path(name).expanduser(), split)
-    return data if limit is None else data.first(limit)
+        stream = open_image_folder(path, split, image_size=image_size, workers=workers)
+    if split == "test" and not (is_divided(path) or tar_is_divided(path)):
+        _note_single(path)
+    stream = stream if limit is None else stream.first(limit)
+    if streaming is None:
+        streaming = crops or stream.nbytes > min(STREAMED_FROM, memory_limit())
+    return stream if streaming else stream.in_memory()
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
@@ -146,26 +194,25 @@ DATASETS: dict[str, Callable[[Split, Path, bool], ImageSet]] = {
 }
 
 
-def _load_path(path: Path, split: Split) -> ImageSet:
-    if path.suffix == ".npz" and path.is_file():
-        single = not has_parts(path)
-        data = read_npz(path, split)
-    elif path.is_dir():
-        single = not is_divided(path)
-        data = read_image_folder(path, split)
-    else:
+def _load_npz(path: Path, split: Split) -> ImageSet:
+    if path.suffix != ".npz" or not path.is_file():
         raise InputError(
             f"data set {str(path)!r} is unknown: use one of {', '.join(DATASETS)}, the path of an existing .npz file "
-            "or the path of an existing folder of images (root/train/<class>/*.png, root/test/<class>/*.png)"
+            "or the path of an existing folder of images (root/train/<class>/*.png, root/test/<class>/*.png) or of tar "
+            "shards (root/train/*.tar, root/test/*.tar)"
         )
-    if single and split == "test":
-        warnings.warn(
-            f"{path} holds one set, with no test part of its own: all of it serves as test data; "
-            "if a model was trained on it, the numbers flatter that model",
-            WidemarginWarning,
-            stacklevel=3,
-        )
-    return data
+    if split == "test" and not has_parts(path):
+        _note_single(path)
+    return read_npz(path, split)
+
+
+def _note_single(path: Path) -> None:
+    warnings.warn(
+        f"{path} holds one set, with no test part of its own: all of it serves as test data; "
+        "if a model was trained on it, the numbers flatter that model",
+        WidemarginWarning,
+        stacklevel=3,
+    )
 
 
 # Official files

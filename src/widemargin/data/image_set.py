@@ -54,7 +54,7 @@ class ImageSet:
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageSet":
         """The images at these positions, in this order; a set-up step, so the positions are checked."""
-        rows = _checked_rows(indices, len(self), self.name).to(self.device)
+        rows = checked_rows(indices, len(self), self.name).to(self.device)
         return self._with_rows(self.images[rows], self.labels[rows])
 
     def first(self, n: int) -> "ImageSet":
@@ -134,7 +134,8 @@ def _check_labels(labels: Tensor, num_classes: int, name: str) -> None:
         )
 
 
-def _checked_rows(indices: Tensor | Sequence[int], count: int, name: str) -> Tensor:
+def checked_rows(indices: Tensor | Sequence[int], count: int, name: str) -> Tensor:
+    """Positions in a set of that many images, on the CPU."""
     rows = torch.as_tensor(indices).cpu()
     if rows.ndim != 1 or rows.numel() == 0 or rows.is_floating_point() or rows.dtype == torch.bool:
         raise InputError(

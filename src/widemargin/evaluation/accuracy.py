@@ -8,6 +8,7 @@ batch, a GPU replays the kernels of the attack (``engine.cuda_graphs``): the sam
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,7 @@ from widemargin.core import randomness
 from widemargin.core.checks import logits_of
 from widemargin.core.modes import evaluating, frozen
 from widemargin.core.precision import allowing_tf32, full_float32
-from widemargin.data.batches import in_order
-from widemargin.data.image_set import ImageSet
+from widemargin.data.batches import Images, in_order
 from widemargin.data.unpacking import unpack
 from widemargin.distributed.group import SINGLE_PROCESS, Processes
 from widemargin.engine.cuda_graphs import GraphedFunction
@@ -42,7 +42,7 @@ def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def verdicts(
     model: nn.Module,
-    data: ImageSet,
+    data: Images,
     attack: Attack | None = None,
     *,
     batch_size: int = 500,
@@ -58,9 +58,8 @@ def verdicts(
     adversary = _adversary(model, attack, tf32=tf32)
     parts: dict[int, Tensor] = {}
     with full_float32(), group.sync_errors():
-        for number, (x, y) in enumerate(in_order(data, batch_size)):
-            if not group.mine(number):
-                continue
+        mine = in_order(data, batch_size, start=group.rank, every=group.count)
+        for number, (x, y) in zip(count(group.rank, group.count), mine, strict=False):
             with allowing_tf32() if tf32 else nullcontext():
                 x_adv = adversary(x, y, randomness.derived(seed, "evaluate", number))
             parts[number] = classified(model, x_adv, y)

@@ -22,8 +22,8 @@ from widemargin.attacks.names import AUTOATTACK, AUTOATTACK_PARTS
 from widemargin.core.checks import check_labels, check_model
 from widemargin.core.modes import outside_inference_mode
 from widemargin.core.screen import say
-from widemargin.data.datasets import load
-from widemargin.data.image_set import ImageSet
+from widemargin.data.datasets import open_images
+from widemargin.data.image_stream import StoredImages
 from widemargin.distributed.group import Processes, evaluation_processes
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import alarms_of_model, alarms_of_numbers, alarms_of_undecided
@@ -71,7 +71,7 @@ a ResNet-18 takes as long."""
 
 def evaluate(
     model: nn.Module,
-    data: ImageSet | str | Iterable[Any],
+    data: StoredImages | str | Iterable[Any],
     attacks: Any = ("clean", "pgd20", "autoattack"),
     eps: float | str | Sequence[float | str] = 8 / 255,
     norm: Norm = "linf",
@@ -134,7 +134,7 @@ def evaluate(
                 raise InputError("evaluate.save_adversarial has no effect where nothing attacks; leave it out")
             if subject is None:
                 subject = ModelInfo(data=_name(data))
-            data = load(data, "test", data_dir=data_dir) if isinstance(data, str) else data
+            data = open_images(data, "test", data_dir=data_dir) if isinstance(data, str) else data
         whole = size_of(data)
         count = whole if whole is None or limit is None else min(whole, limit)
         if count != whole:
@@ -150,7 +150,7 @@ def evaluate(
 
 
 def _name(data: object) -> str:
-    if isinstance(data, ImageSet):
+    if isinstance(data, StoredImages):
         return data.name
     return data if isinstance(data, str) else IN_MEMORY
 

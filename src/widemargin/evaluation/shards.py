@@ -36,7 +36,9 @@ from widemargin.core.records import (
     sealed,
     unsealed,
 )
-from widemargin.data.image_set import ImageSet, as_images, is_square
+from widemargin.data.batches import in_order
+from widemargin.data.image_set import as_images, is_square
+from widemargin.data.image_stream import ImageStream, StoredImages
 from widemargin.data.unpacking import is_batch, unpack
 from widemargin.errors import InputError
 from widemargin.evaluation.columns import CLEAN, Column, columns_of_settings
@@ -79,7 +81,7 @@ class Shard:
 
 def size_of(data: object) -> int | None:
     """How many examples the data has; None where only reading it all would tell."""
-    if isinstance(data, ImageSet):
+    if isinstance(data, StoredImages):
         return len(data)
     if not is_batch(data):
         return None
@@ -87,10 +89,11 @@ def size_of(data: object) -> int | None:
     return len(labels) if labels.dim() else None
 
 
-def shards(data: ImageSet | Iterable[Any], size: int, *, limit: int | None = None) -> Iterator[Shard]:
+def shards(data: StoredImages | Iterable[Any], size: int, *, limit: int | None = None) -> Iterator[Shard]:
     """Cut the data into shards of ``size`` examples; only one is held at a time, and each example copied once."""
     if limit is not None:
         check_count("limit", limit)
+        data = data.first(limit) if isinstance(data, ImageStream) else data  # no more are decoded
     collected: list[tuple[Tensor, Tensor]] = []
     number, room = 0, size
     for images, labels in _limited(_batches(data, size), limit):
@@ -111,10 +114,9 @@ def _shard(number: int, size: int, batches: list[tuple[Tensor, Tensor]]) -> Shar
     return Shard(number, number * size, as_images(x.contiguous()), y.cpu(), flat=is_square(x))
 
 
-def _batches(data: ImageSet | Iterable[Any], size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    if isinstance(data, ImageSet):
-        for start in range(0, len(data), size):
-            yield data.floats(slice(start, start + size)), data.labels[start : start + size]
+def _batches(data: StoredImages | Iterable[Any], size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    if isinstance(data, StoredImages):
+        yield from in_order(data, size)
     elif is_batch(data):
         yield _checked(*unpack("evaluate", data))
     else:

@@ -28,7 +28,7 @@ from widemargin.config.checkpoint import (
 from widemargin.config.run import EvaluationConfig, RunConfig
 from widemargin.config.toml import read_toml
 from widemargin.core.files import check_file
-from widemargin.data.image_set import ImageSet
+from widemargin.data.image_stream import StoredImages
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.evaluation.folder import UNKNOWN, ModelInfo
 from widemargin.heads.hypersphere import HypersphereHead
@@ -53,7 +53,7 @@ class Target:
         own = self.description.run_config().data.test_limit
         return min((most for most in (own, limit) if most is not None), default=None)
 
-    def check_fits(self, data: ImageSet) -> None:
+    def check_fits(self, data: StoredImages) -> None:
         """Refuse images of another shape, or of classes the model has no output for."""
         shape, classes = self.description.image_shape, self.description.num_classes
         if data.image_shape != shape or int(data.labels.max()) >= classes:
@@ -141,7 +141,7 @@ class LoadedModel:
     image_shape: tuple[int, int, int] | None = None
     """Of the images it was made for, if that is known."""
 
-    def check_fits(self, data: ImageSet) -> None:
+    def check_fits(self, data: StoredImages) -> None:
         """Refuse images that a run of ours was not trained on; others must find out by trying."""
         if self.target is not None:
             self.target.check_fits(data)

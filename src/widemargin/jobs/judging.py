@@ -41,10 +41,9 @@ from widemargin.config.toml import to_dict, to_toml
 from widemargin.core.device import choose_device, hardware_name
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import sealed
-from widemargin.data.batches import in_order
-from widemargin.data.datasets import load
+from widemargin.data.batches import Images, in_order
+from widemargin.data.datasets import open_images
 from widemargin.data.extra import ExtraImages, open_extra
-from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins
 from widemargin.evaluation.evaluator import evaluate
@@ -145,7 +144,9 @@ def perform(task: Task, resources: Resources, *, max_seconds: float, console: Co
     if task.judgment is not None:  # a finished job once more; the evaluation is in the folder of that name
         data, judgment = job.config.data, judgment_of(job.row.recipe.config, task.judgment)
         target = load_target(job.folder / RUN)
-        test = load(data.name, "test", data_dir=resources.data_dir, limit=data.test_limit).to(device)
+        test = open_images(data.name, "test", data_dir=resources.data_dir, limit=data.test_limit, **data.reading()).to(
+            device
+        )
         _evaluated(job, task.judgment, judgment, target.model.to(device), test, target)
         return
     config = job.trained_config
@@ -167,7 +168,7 @@ def perform(task: Task, resources: Resources, *, max_seconds: float, console: Co
         _judge(job, adopt_averaged(job, run), splits, device=device, workers=resources.workers)
 
 
-def _noise(path: Path, like: ImageSet) -> ExtraImages:
+def _noise(path: Path, like: Images) -> ExtraImages:
     """In place of the second source of a quick job: as many images as the set has, and such as it has."""
     make_folder(path.parent)
     generator = np.random.default_rng(0)
@@ -256,7 +257,7 @@ def _evaluated(
     folder: str,
     plan: EvaluationConfig | Judgment,
     model: nn.Module,
-    test: ImageSet,
+    test: Images,
     target: Target,
 ) -> Report:
     """The evaluation in that folder of the job; an interrupted one goes on."""

@@ -34,10 +34,10 @@ from widemargin.engine.plan import make_plan
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.optimizers import can_fuse, set_momentum
 from widemargin.training.alarms import new_alarms
-from widemargin.training.context import RunContext, RunOptions
+from widemargin.training.context import OnEpoch, OnStep, RunContext, RunOptions, StepReport, means_of
 from widemargin.training.fine_tuning import load_initial_weights
 from widemargin.training.graphed_step import make_steps
-from widemargin.training.nonfinite import LOOK_EVERY, SKIPPED, make_guard
+from widemargin.training.nonfinite import LOOK_EVERY, make_guard
 from widemargin.training.nonfinite_step import check_finite, refuse_not_finite
 from widemargin.training.progress import TrainingDisplay
 from widemargin.training.run_folder import (
@@ -97,14 +97,21 @@ def train(
     checkpoint_every: int | None = None,
     deterministic: bool = False,
     checkpoint_pause: float = 0.0,
+    workers: int | None = None,
+    on_step: OnStep | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> RunResult:
     """Train ``config`` in the folder ``out``, or go on with the run that is there.
 
     ``engine`` is auto, eager or fast (``widemargin.engine``). ``splits`` are images of your own in place of what
-    ``config.data`` names. ``on_nonfinite`` is stop or skip (``nonfinite``). ``checkpoint_every`` saves in mid-epoch
-    too, every so many steps; an epoch that ends within ``checkpoint_pause`` seconds of the last one has none, unless
-    the run stops there. ``deterministic`` makes a GPU repeat its bits (``core.precision``). Under torchrun the
-    processes share each batch (``distributed``); ``sync_bn=False`` leaves batch norm to each of them.
+    ``config.data`` names, or DataLoaders (``Splits.from_loaders``). ``on_nonfinite`` is stop or skip (``nonfinite``).
+    ``checkpoint_every`` saves in mid-epoch too, every so many steps; an epoch that ends within ``checkpoint_pause``
+    seconds of the last one has none, unless the run stops there. ``deterministic`` makes a GPU repeat its bits
+    (``core.precision``). ``workers`` processes decode streamed images, None one per CPU. Under torchrun the processes
+    share each batch (``distributed``); ``sync_bn=False`` leaves batch norm to each of them.
+
+    ``on_step`` gets a ``StepReport`` after every step, ``on_epoch`` the line of the metrics after every epoch; of
+    several processes the first calls them. What they raise ends the run, which goes on from its last checkpoint.
 
     SIGTERM and SIGINT end the run at a step boundary, with a checkpoint. Then they take their usual course: Ctrl-C is a
     KeyboardInterrupt out of ``train``, SIGTERM ends the process unless it has a handler of its own. Whoever gives a
@@ -130,9 +137,12 @@ def train(
             result = RunResult(out, finished=True, epoch=config.epochs, metrics=metrics)
         else:
             if splits is None:
-                load = partial(load_splits, config.data, seed=config.seed, data_dir=data_dir, device=own_device)
+                read = partial(load_splits, config.data, seed=config.seed, data_dir=data_dir, workers=workers)
+                load = partial(read, device=own_device)
                 splits = group.first_on_machine_first(load)
             state, run = begin(config, out, splits, own_device, options, group=group, deadline=deadline, stop=signals)
+            if group.first:
+                run = replace(run, on_step=on_step, on_epoch=on_epoch)
             train_epochs(state, run, console if console is not None and group.first else Console(quiet=True))
             metrics = group.on_first(lambda: read_metrics(out))
             result = RunResult(out, _finished(state, config), state.epoch, metrics, state.step)
@@ -211,6 +221,7 @@ def train_epoch(state: TrainState, run: RunContext, display: TrainingDisplay) ->
         set_learning_rate(state.optimizer, run.learning_rate(context))
         if (momentum := run.momentum(context)) is not None:
             set_momentum(state.optimizer, momentum)
+        before = {} if run.on_step is None else {name: value.clone() for name, value in state.sums.items()}
         run.steps(batch, context)
         refuse_not_finite(state, run, wait=context.total_steps % LOOK_EVERY == 0)
         if state.average is not None and run.config.averaging is not None:
@@ -223,6 +234,9 @@ def train_epoch(state: TrainState, run: RunContext, display: TrainingDisplay) ->
             )
         state.step, images = batch.step + 1, images + batch.size
         display.advance()
+        if run.on_step is not None:
+            sums = {name: value - before.get(name, 0) for name, value in state.sums.items()}
+            run.on_step(StepReport(state.epoch + 1, state.step, steps, run.learning_rate(context), sums))
         if time.monotonic() - shown > REFRESH_SECONDS:
             shown = time.monotonic()
             refuse_not_finite(state, run, wait=run.group.count == 1)  # each process has a clock of its own
@@ -274,22 +288,19 @@ def finish_epoch(state: TrainState, run: RunContext, display: TrainingDisplay, *
     if group.any(time.monotonic() - state.saved_at >= run.options.checkpoint_pause):
         save(state, run, "last", scores, averaged_scores)
     display.epoch_line(line, config.epochs)
+    if run.on_epoch is not None:
+        run.on_epoch(dict(line))
 
 
 def training_metrics(state: TrainState) -> Line:
     """Means over the current epoch: the loss, its terms, the penalties (over the steps that took them), accuracy."""
-    sums = {name: float(value) for name, value in state.sums.items()}
-    samples, skipped = sums.pop("samples"), sums.pop(SKIPPED, None)
-    if samples == 0:
+    line = means_of(state.sums)
+    if line["samples"] == 0:
         raise InputError(
             f"every step of epoch {state.epoch + 1} was skipped, since none was finite; train with --on-nonfinite stop "
             "to see why"
         )
-    counts = {name: sums.pop(name) for name in list(sums) if name.endswith("_samples")}
-    line: Line = {"epoch": state.epoch + 1, "samples": int(samples)}
-    line |= {name: value / counts.get(f"{name}_samples", samples) for name, value in sums.items() if name != "correct"}
-    line["train_accuracy"] = 100.0 * sums["correct"] / samples
-    return line if skipped is None else line | {SKIPPED: round(skipped)}
+    return {"epoch": state.epoch + 1} | line
 
 
 def _measure(state: TrainState, run: RunContext, display: TrainingDisplay) -> tuple[Metrics, Metrics]:

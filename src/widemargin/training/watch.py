@@ -13,8 +13,10 @@ from widemargin.core import randomness
 from widemargin.core.modes import copied_buffers, with_values
 from widemargin.core.precision import full_float32
 from widemargin.data.batch_augmentation import without_mixing
-from widemargin.data.batches import in_order
-from widemargin.data.image_set import ImageSet, as_floats
+from widemargin.data.batches import Images, crop_of, in_order, read_in_order
+from widemargin.data.decoding import CropDraws
+from widemargin.data.image_set import as_floats
+from widemargin.data.loader_images import LoaderImages
 from widemargin.distributed.group import SINGLE_PROCESS, Processes
 from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins, percent, verdicts
 from widemargin.models.classifier import Facts, facts_of
@@ -45,20 +47,20 @@ def watch(
         points = training_points(nets, splits.train, config, epoch, group)
         metrics |= _margins(model, first_samples(points, wanted.margin_samples, size, group), "train", group)
     if "test" in wanted.margins:
-        mine = (batch for number, batch in enumerate(in_order(splits.test, size)) if group.mine(number))
+        mine = in_order(splits.test, size, start=group.rank, every=group.count)
         metrics |= _margins(model, first_samples(mine, wanted.margin_samples, size, group), "test", group)
     return metrics
 
 
-def batch_size(config: RunConfig, data: ImageSet) -> int:
-    """So many images are measured at once."""
+def batch_size(config: RunConfig, data: Images) -> int:
+    """So many images are measured at once; of a loader, its batches."""
+    if isinstance(data, LoaderImages):
+        return data.batch_size
     facts = facts_of(config.model)
     return facts.measured_at_once if math.prod(data.image_shape) <= facts.small_image else Facts.measured_at_once
 
 
-def _accuracies(
-    model: nn.Module, data: ImageSet, config: RunConfig, split: str, group: Processes, tf32: bool
-) -> Metrics:
+def _accuracies(model: nn.Module, data: Images, config: RunConfig, split: str, group: Processes, tf32: bool) -> Metrics:
     attack, size = config.watch.attack, batch_size(config, data)
     metrics = {f"{split}_clean": percent(verdicts(model, data, batch_size=size, group=group))}
     if attack is not None:
@@ -103,19 +105,17 @@ def first_samples(
 
 
 def training_points(
-    nets: Nets, train: ImageSet, config: RunConfig, epoch: int, group: Processes = SINGLE_PROCESS
+    nets: Nets, train: Images, config: RunConfig, epoch: int, group: Processes = SINGLE_PROCESS
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Training images as training sees them: augmented, and attacked where the objective attacks (the paper's x').
 
     Measuring leaves the statistics alone, whatever mode the attack runs in.
     """
-    augment, size = without_mixing(make_augmentation(config.data)), batch_size(config, train)
-    for number, start in enumerate(range(0, len(train), size)):
-        if not group.mine(number):
-            continue
-        part = slice(start, start + size)
-        x = as_floats(augment(train.images[part], randomness.derived(config.seed, "margin-augment", epoch, number)))
-        y = train.labels[part]
+    crop, augment = crop_of(without_mixing(make_augmentation(config.data)))
+    draws = None if crop is None else CropDraws(crop, config.seed, "margin-crop", epoch)
+    stored = read_in_order(train, batch_size(config, train), start=group.rank, every=group.count, draws=draws)
+    for number, (images, y) in zip(count(group.rank, group.count), stored, strict=False):
+        x = as_floats(augment(images, randomness.derived(config.seed, "margin-augment", epoch, number)))
         generator = randomness.derived(config.seed, "margin", epoch, number)
         with with_values(copied_buffers(nets.model)):
             x_adv = config.objective.perturb(nets, x, y, epoch=epoch - 1, generator=generator)
