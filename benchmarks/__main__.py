@@ -28,6 +28,11 @@ BENCHMARKS = CommandLine(
             "distance",
             "How short distances are and what they cost: each attack alone and the methods of --distance.",
         ),
+        "autoattack": Verb(
+            "benchmarks.autoattack",
+            "autoattack",
+            "AutoAttack through our evaluator against the bare backend: processor time and verdicts.",
+        ),
         "evaluator-overhead": Verb(
             "benchmarks.evaluator_overhead",
             "evaluator_overhead",

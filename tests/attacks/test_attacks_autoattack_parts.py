@@ -143,9 +143,7 @@ def test_rows_of_one_image_leave_together():
     both, targets = torch.cat([x, x]), torch.cat([order[:, -2], order[:, -3]])
     fab = FAB(eps=0.05, steps=20)
     apart, _ = fab(model, both, y.repeat(2), targets, project=project_linf)
-    together, _ = fab(
-        model, both, y.repeat(2), targets, image=torch.arange(len(x)).repeat(2), project=project_linf
-    )
+    together, _ = fab(model, both, y.repeat(2), targets, image=torch.arange(len(x)).repeat(2), project=project_linf)
     assert together.view(2, -1).any(0).equal(apart.view(2, -1).any(0))
     assert int(together.sum()) < int(apart.sum())
 

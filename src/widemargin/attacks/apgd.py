@@ -2,13 +2,13 @@
 
     z = P(x_i + step u(grad))     x_{i+1} = P(x_i + 3/4 (z - x_i) + 1/4 (x_i - x_{i-1}))
 
-P is the projection onto the threat set and [0, 1], u the sign, in L2 the unit vector. At some steps it is seen, image by
-image, whether the loss rose often enough and whether its best has improved; where not, the step is halved and the image
-goes back to its best point (Croce and Hein, 2020, section 3).
+P is the projection onto the threat set and [0, 1], u the sign, in L2 the unit vector. At some steps it is seen, image
+by image, whether the loss rose often enough and whether its best has improved; where not, the step is halved and the
+image goes back to its best point (Croce and Hein, 2020, section 3).
 
 The arithmetic is the official code's to the bit, whose step checks count one rise too many at the first check. What is
 different is the work: an image leaves with the first point at which the model is wrong, and images go through the model
-in groups that fit a processor's cache.
+in groups.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,7 @@ def dlr_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """-(z_y - z_t) / (z_(1) - (z_(3) + z_(4)) / 2): the targeted difference of logits ratio."""
     ordered = logits.sort(dim=1)[0]
     rows = torch.arange(len(y), device=y.device)
-    return -(logits[rows, y] - logits[rows, target]) / (
-        ordered[:, -1] - 0.5 * (ordered[:, -3] + ordered[:, -4]) + TINY
-    )
+    return -(logits[rows, y] - logits[rows, target]) / (ordered[:, -1] - 0.5 * (ordered[:, -3] + ordered[:, -4]) + TINY)
 
 
 @dataclass
@@ -100,8 +98,9 @@ class APGD:
         groups: list[_Images] = []
         for part in rows.split(at_once) if len(x) else ():
             target = y[part] if targets is None else targets[part]
-            begun = self._begin(model, part, x[part], y[part], target, order[part], start[part], targets is not None)
-            group, fooled = begun
+            group, fooled = self._begin(
+                *(model, part, x[part], y[part], target, order[part], start[part], targets is not None)
+            )
             found[part[fooled]], images[part[fooled]] = True, start[part[fooled]]
             groups.append(group.where(~fooled))
         groups = _regrouped(groups, found, order, at_once)
@@ -112,7 +111,7 @@ class APGD:
             leaving = False
             for group in groups:
                 fooled = self._advance(model, group, first=number == 0, targeted=targets is not None)
-                if fooled is not None:
+                if bool(fooled.any()):
                     at = group.row[fooled]
                     found[at], images[at] = True, group.point[fooled]
                     group, leaving = group.where(~fooled), True
@@ -147,24 +146,21 @@ class APGD:
         )
         return state, fooled
 
-    def _advance(self, model: Logits, at: _Images, *, first: bool, targeted: bool) -> Tensor | None:
-        """One step of every image; (B,) where the model is fooled by the new points, None where nowhere."""
+    def _advance(self, model: Logits, at: _Images, *, first: bool, targeted: bool) -> Tensor:
+        """One step of every image; (B,) where the model is fooled by the new points."""
         with torch.no_grad():
             weight = 1.0 if first else 0.75
             point = self._project(at.x, at.point + at.step * self._unit_of_gradient(at.gradient))
             moved = at.point + (point - at.point) * weight + (at.point - at.before) * (1 - weight)
             at.before, at.point = at.point, self._project(at.x, moved)
         loss, gradient, fooled = _measured(model, at.point, at.y, at.target if targeted else None)
-        any_fooled = bool(fooled.any())
-        if any_fooled and bool(fooled.all()):
-            return fooled
         with torch.no_grad():
             at.gradient = gradient
             better = (loss > at.best_loss).nonzero()[:, 0]
             for best, now in ((at.best, at.point), (at.best_gradient, gradient), (at.best_loss, loss)):
                 best[better] = now[better]
             at.rises, at.loss = at.rises + (loss > at.loss).float(), loss
-        return fooled if any_fooled else None
+        return fooled
 
     def _check(self, at: _Images, steps: int) -> None:
         """Halve the steps of the images that do not get on, which go back to their best point."""

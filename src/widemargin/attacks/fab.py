@@ -71,9 +71,7 @@ class FAB:
                 break
         return found, images
 
-    def _step(
-        self, model: Logits, point: Tensor, x: Tensor, y: Tensor, targets: Tensor, project: Projection
-    ) -> Tensor:
+    def _step(self, model: Logits, point: Tensor, x: Tensor, y: Tensor, targets: Tensor, project: Projection) -> Tensor:
         with torch.enable_grad():
             leaf = point.detach().clone().requires_grad_(True)
             logits = model(leaf)
@@ -90,7 +88,8 @@ class FAB:
             share = _wide(lengths[: len(x)] / (lengths[: len(x)] + lengths[len(x) :]), x)
             share = share.clamp_min(0.0).clamp_max(self.towards_image)
             mixed = (point + self.overshoot * here) * (1 - share) + (x + there * self.overshoot) * share
-            return mixed.clamp(0.0, 1.0)
+            moved: Tensor = mixed.clamp(0.0, 1.0)
+            return moved
 
     def _size(self, delta: Tensor) -> Tensor:
         flat = delta.flatten(1)

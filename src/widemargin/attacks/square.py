@@ -1,7 +1,7 @@
 """Square, the fourth part of AutoAttack: black-box random search; in Linf, squares of one color are moved by 2 eps.
 
-It begins with stripes of +-eps. A proposal moves a square, of a side that shrinks from step to step, to +-eps a channel;
-it is accepted where it lowers the margin z_y - max z_other (Andriushchenko et al., 2020).
+It begins with stripes of +-eps. A proposal moves a square, of a side that shrinks from step to step, to +-eps a
+channel; it is accepted where it lowers the margin z_y - max z_other (Andriushchenko et al., 2020).
 
 The random numbers and the arithmetic are the official code's, and so are the accepted proposals. What is different is
 the work. Proposals are the same for all images and do not depend on what was found, so each image goes through them at
@@ -109,9 +109,9 @@ class SquareLinf:
         least = smallest.cpu().numpy()
         following, accepted = np.zeros(len(x), dtype=int), np.full(len(x), -1)
         worth = 1.0  # the share of proposals that had to be tried, of late
-        waiting = waiting.cpu().numpy()
-        while len(waiting):
-            rows = waiting[:at_once]
+        queue = waiting.cpu().numpy()
+        while len(queue):
+            rows = queue[:at_once]
             ahead = max(1, int(at_once / (len(rows) * worth)))
             index = following[rows][:, None] + np.arange(ahead)
             known = proposals.same_before[index.clip(max=self.queries - 1)] > accepted[rows][:, None]
@@ -137,5 +137,5 @@ class SquareLinf:
             worth = max(0.9 * worth + 0.1 * len(changing) / (len(rows) * ahead), 1 / at_once)
             remaining = (following[rows] < self.queries) & (least[rows] > 0)
             if not remaining.all():
-                waiting = np.concatenate([rows[remaining], waiting[at_once:]])
+                queue = np.concatenate([rows[remaining], queue[at_once:]])
         smallest.copy_(torch.from_numpy(least))

@@ -3,13 +3,16 @@
 Each part attacks only the examples still classified correctly, from the original image, in batches; random numbers
 depend on (seed, examples in the batch), so verdicts equal the official ones for the same seed, shard and batch size.
 
-The backend is pyautoattack, bit for bit the official code. It reseeds the global generators, leaves the tracer off and
-a flag set, accumulates parameter gradients, takes a model in training mode as it is, has nine targets whatever the
-number of classes, writes into the logits it is given, goes on with no image where margins are tied, makes tensors of
-the default type, and prints warnings. All of that is put right or put back here.
+The parts are our own loops (``attacks/apgd.py``, ``fab.py``, ``square.py``): the official random numbers and
+arithmetic, and so the official verdicts, in less work, since a broken image leaves at once. Settings, Square in L2 and
+the searches for distances come from the package pyautoattack, bit for bit the official code. It reseeds the global
+generators, leaves the tracer off and a flag set, accumulates parameter gradients, takes a model in training mode as it
+is, has nine targets whatever the number of classes, writes into the logits it is given, goes on with no image where
+margins are tied, makes tensors of the default type, and prints warnings. All of that is put right or put back here.
 
-With TF32 the search is faster on a GPU and not the same as in float32. What it finds counts only if it is adversarial
-in float32 too, if need be after a few gradient steps (``tf32_search.push_across_boundary``); other images survive.
+On a copy of the network (TF32 on a GPU, ``cpu_search.py`` on a CPU) the search is faster, and not the same as in
+float32. What it finds counts only if it is adversarial in float32 on the network itself, if need be after a few
+gradient steps (``tf32_search.push_across_boundary``); other images survive.
 """
 
 import logging
@@ -29,8 +32,9 @@ from widemargin.attacks.names import AUTOATTACK_PARTS
 from widemargin.attacks.square import SquareLinf
 from widemargin.attacks.threat import Threat
 from widemargin.core.modes import evaluating, frozen
-from widemargin.core.precision import allowing_tf32, default_type, full_float32, no_autocast
+from widemargin.core.precision import default_type, full_float32, no_autocast
 from widemargin.errors import InputError
+from widemargin.evaluation.cpu_search import arithmetic
 from widemargin.evaluation.tf32_search import push_across_boundary
 from widemargin.losses import decided, predicted
 from widemargin.types import Norm
@@ -42,8 +46,8 @@ MAX_TARGETS = 9
 FEWEST_FOR_APGD_T = 4
 LEAST_HEIGHT_IN_L2 = 5
 """Square begins with five rows of squares in L2."""
-AT_ONCE_ON_CPU = 32
-"""So many images keep a processor busy, and what is computed of them stays in its cache."""
+AT_ONCE_ON_CPU = 64
+"""So many images keep a processor busy; fewer survivors take several targets or queries together."""
 _SILENT = logging.Logger("autoattack")
 _SILENT.addHandler(logging.NullHandler())
 
@@ -154,17 +158,13 @@ def attacked(reference: Any, part: str, x: Tensor, y: Tensor) -> Tensor:
     return x_adv
 
 
-def _apgd_ce(
-    reference: Any, x: Tensor, y: Tensor, by_logit: Tensor, generator: torch.Generator, at_once: int
-) -> Tensor:
+def _apgd_ce(reference: Any, x: Tensor, y: Tensor, _: Tensor, generator: torch.Generator, at_once: int) -> Tensor:
     apgd = _apgd(reference.apgd)
     start = apgd.start(x, _drawn(apgd, x, generator))
     return apgd(reference.model, x, y, start, at_once=at_once)[1]
 
 
-def _apgd_t(
-    reference: Any, x: Tensor, y: Tensor, by_logit: Tensor, generator: torch.Generator, at_once: int
-) -> Tensor:
+def _apgd_t(reference: Any, x: Tensor, y: Tensor, by_logit: Tensor, generator: torch.Generator, at_once: int) -> Tensor:
     """Target after target, the largest logit first; of few images several together.
 
     The official random numbers of a target depend on how many images the targets before have left. So where one of
@@ -310,12 +310,13 @@ def break_survivors(
     reference: Any,
     part: str,
     batch_size: int,
-    tf32: Threat | None = None,
+    within: Threat | None = None,
+    search: str = "tf32",
 ) -> Broken:
     """What a part breaks of the survivors, batch by batch; called in float32.
 
     ``reference`` has the network that is searched on, the model or a copy; ``model`` judges what is found. With
-    ``tf32``, the threat model of the reference, it searches in TF32.
+    ``within``, the threat model of the reference, it searches on a copy, in the arithmetic of ``search``.
     """
     broken: list[int] = []
     undecided: list[int] = []
@@ -325,11 +326,11 @@ def break_survivors(
     with torch.no_grad():
         for positions in left.split(batch_size) if len(left) else ():
             images, labels = x[positions], y[positions]
-            if tf32 is None:
+            if within is None:
                 x_adv = attacked(reference, part, images, labels)
                 claimed = torch.zeros_like(labels, dtype=torch.bool)
             else:
-                x_adv, claimed = _search_in_tf32(model, images, labels, reference, part, tf32)
+                x_adv, claimed = _search_on_copy(model, images, labels, reference, part, within, search)
             logits = model(x_adv)
             fooled = ~predicted(logits, labels)
             broken += positions[fooled].tolist()
@@ -339,14 +340,14 @@ def break_survivors(
     return Broken(broken, torch.cat(found), undecided, refuted)
 
 
-def _search_in_tf32(
-    model: nn.Module, x: Tensor, y: Tensor, reference: Any, part: str, threat: Threat
+def _search_on_copy(
+    model: nn.Module, x: Tensor, y: Tensor, reference: Any, part: str, threat: Threat, search: str
 ) -> tuple[Tensor, Tensor]:
     """(images, where the search took them to be adversarial); those short of float32's boundary go on to it.
 
     Parts leave an image as it was unless they found something, and nothing needs to be found where it is wrong already.
     """
-    with allowing_tf32():
+    with arithmetic(search):
         x_adv = attacked(reference, part, x, y)
         claimed = (x_adv != x).flatten(1).any(1) | ~predicted(reference.model(x_adv), y)
     short = claimed & predicted(model(x_adv), y)
