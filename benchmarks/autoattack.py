@@ -8,7 +8,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +64,7 @@ def autoattack(
     for name, eps in EPS.items():
         model, x, y = network(robust=name == "robust")
         x, y = x[:images], y[:images]
-        options = {"seed": 0, "batch_size": images, "margins": False, "sanity": False, "search": search}
+        options: dict[str, Any] = {"seed": 0, "batch_size": images, "margins": False, "sanity": False, "search": search}
         ratios, differing = [], 0
         for _ in range(rounds):
             bare, found = _seconds(lambda: _bare(model, x, y, eps))  # noqa: B023  called at once
@@ -73,8 +73,8 @@ def autoattack(
             differing = int((report.verdicts["autoattack"] != found).sum())
         say(
             console_for(),
-            f"{name}: {int(found.sum())} of {images} images survive; bare backend {statistics.median(ratios):.2f} times "
-            f"the processor time of the evaluator with search {search} ({min(ratios):.2f} to {max(ratios):.2f}); "
+            f"{name}: {int(found.sum())} of {images} images survive; bare backend {statistics.median(ratios):.2f} "
+            f"times the processor time of the evaluator with search {search} ({min(ratios):.2f} to {max(ratios):.2f}); "
             f"verdicts that differ: {differing}",
         )
 
@@ -87,7 +87,7 @@ def _bare(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
     return right
 
 
-def _seconds[T](work: Callable[[], T]) -> tuple[float, T]:
+def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     began = time.process_time()
     found = work()
     return time.process_time() - began, found

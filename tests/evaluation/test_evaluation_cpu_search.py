@@ -49,7 +49,8 @@ def test_the_copy_computes_the_same(name):
     model(theirs).logsumexp(1).sum().backward()
     assert ours.grad.allclose(theirs.grad, atol=1e-3 * float(theirs.grad.abs().max()))
     assert all(value.equal(before[key]) for key, value in model.state_dict().items())
-    assert fold_into_convolutions(copy.deepcopy(model), x) == folded
+    with torch.no_grad():
+        assert fold_into_convolutions(copy.deepcopy(model), x) == folded
     assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
 
 
@@ -64,23 +65,46 @@ def test_a_convolution_that_is_called_twice_is_left_alone():
 
     model = with_statistics(Twice())
     x = torch.rand(2, 1, 8, 8)
-    assert fold_into_convolutions(copy.deepcopy(model), x) == 0
+    with torch.no_grad():
+        assert fold_into_convolutions(copy.deepcopy(model), x) == 0
     assert cpu_search_model(model, x, reduced=False)(x).allclose(model(x), atol=1e-6)
 
 
-def test_a_model_of_which_a_copy_is_another_one_is_refused():
+def test_what_a_convolution_made_and_others_use_too_is_left_alone():
     class Elsewhere(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+            self.first, self.second = (
+                nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)) for _ in range(2)
+            )
 
         def forward(self, x):
-            made = self.conv(x)
-            return (self.norm(made) + made).mean(dim=(2, 3))  # what the convolution made is used twice
+            made = self.first[0](x)
+            return (self.first[1](made) + made + self.second(x)).mean(dim=(2, 3))
 
-    x, y = pictures(4, 8)
-    with pytest.raises(InputError, match=r"folded copy of this model gives other logits .*; leave --search out"):
-        widemargin.evaluate(with_statistics(Elsewhere()), (x, y), ["autoattack"], 0.1, search="folded", **QUICK)
+    model, x = with_statistics(Elsewhere()), torch.rand(2, 1, 8, 8)
+    folded = copy.deepcopy(model)
+    with torch.no_grad():
+        assert fold_into_convolutions(folded, x) == 1
+    assert isinstance(folded.first[1], nn.BatchNorm2d)
+    assert isinstance(folded.second[1], nn.Identity)
+    assert cpu_search_model(model, x, reduced=False)(x).allclose(model(x), atol=1e-5)
+
+
+def test_a_model_that_cannot_be_copied_is_refused():
+    class Alone(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = taught_conv()
+
+        def forward(self, x):
+            return self.network(x)
+
+        def __deepcopy__(self, memo):
+            raise TypeError("no")
+
+    with pytest.raises(InputError, match=r"cannot be copied \(no\); leave --search out"):
+        widemargin.evaluate(Alone(), pictures(10, 8), ["autoattack"], 0.1, search="folded", **QUICK)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

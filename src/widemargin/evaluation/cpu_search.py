@@ -7,18 +7,20 @@ at. As with TF32, what is found on the copy counts only if it holds in float32 o
 """
 
 import copy
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from widemargin.core.checks import logits_of
 from widemargin.core.modes import evaluating
 from widemargin.core.precision import allowing_tf32, bfloat16_factors, quickest_cpu_products
 from widemargin.engine.fast_model import BATCH_NORMS, EvalCopy
 from widemargin.errors import InputError
 
-ALIKE = 1e-3
+ALIKE = 1e-4
 """What the folded copy's logits may differ by, as a share of the largest."""
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -32,21 +34,15 @@ def arithmetic(search: str) -> AbstractContextManager[None]:
 
 
 def cpu_search_model(model: nn.Module, like: Tensor, *, reduced: bool) -> nn.Module:
-    """The copy, with the weights of now; ``like`` are a few images, on which it is seen that it computes the same."""
+    """The copy, with the weights of now; ``like`` are a few images, on which it is seen what can be folded."""
     try:
         folded = copy.deepcopy(model)
     except Exception as error:  # whatever a foreign model raises
         raise InputError(
             f"evaluate.search: this model cannot be copied ({error}); leave --search out, to search on it itself"
         ) from error
-    with torch.no_grad(), evaluating(model), evaluating(folded):
+    with torch.no_grad(), evaluating(folded):
         fold_into_convolutions(folded, like)
-        difference = float((folded(like) - model(like)).abs().max() / model(like).abs().max().clamp_min(1e-30))
-    if not difference <= ALIKE:
-        raise InputError(
-            f"evaluate.search: the folded copy of this model gives other logits (by a share of {difference:.2g}); "
-            "leave --search out, to search on the model itself"
-        )
     network = EvalCopy(folded, torch.bfloat16 if reduced and quickest_cpu_products() == "bfloat16" else None)
     for parameter in network.parameters():
         if parameter.dim() == 4:
@@ -58,7 +54,8 @@ def cpu_search_model(model: nn.Module, like: Tensor, *, reduced: bool) -> nn.Mod
 def fold_into_convolutions(model: nn.Module, like: Tensor) -> int:
     """Fold each batch norm that directly follows a convolution into it, and leave nothing in its place; how many.
 
-    One pass, in evaluation mode, tells which does: it is given the very tensor that the convolution made.
+    One pass, in evaluation mode, tells which does: it is given the very tensor that the convolution made. A fold after
+    which the logits are others, because that tensor goes elsewhere too, is undone.
     """
     made: dict[int, tuple[nn.Module, Tensor]] = {}
     calls: list[nn.Module] = []
@@ -80,26 +77,47 @@ def fold_into_convolutions(model: nn.Module, like: Tensor) -> int:
         if type(module) in BATCH_NORMS and cast(nn.BatchNorm2d, module).running_var is not None
     ]
     try:
-        model(like)
+        logits = logits_of(model(like))
     finally:
         for hook in hooks:
             hook.remove()
     pairs = [pair for pair in pairs if all(calls.count(module) == 1 for module in pair)]
-    for convolution, norm in pairs:
-        _fold(cast(nn.Conv2d, convolution), cast(nn.BatchNorm2d, norm))
-        for parent in model.modules():
-            for name, child in list(parent.named_children()):
-                if child is norm:
-                    setattr(parent, name, nn.Identity())
-    return len(pairs)
+    undo = [_fold(model, cast(nn.Conv2d, convolution), cast(nn.BatchNorm2d, norm)) for convolution, norm in pairs]
+    if _alike(logits_of(model(like)), logits):
+        return len(pairs)
+    for put_back in undo:
+        put_back()
+    count = 0
+    for convolution, norm in pairs:  # somewhere the convolution's result is used by something else, too
+        put_back = _fold(model, cast(nn.Conv2d, convolution), cast(nn.BatchNorm2d, norm))
+        if _alike(logits_of(model(like)), logits):
+            count += 1
+        else:
+            put_back()
+    return count
 
 
-def _fold(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
+def _alike(logits: Tensor, wanted: Tensor) -> bool:
+    return bool((logits - wanted).abs().max() <= ALIKE * wanted.abs().max())
+
+
+def _fold(model: nn.Module, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> Callable[[], None]:
+    """Fold it; returns what undoes that."""
+    weight, bias = convolution.weight, convolution.bias
+    places = [(parent, name) for parent in model.modules() for name, child in parent.named_children() if child is norm]
     mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
     scale = (variance.double() + norm.eps).rsqrt() * (1.0 if norm.weight is None else norm.weight.double())
-    shift = -mean.double() if convolution.bias is None else convolution.bias.double() - mean.double()
+    shift = -mean.double() if bias is None else bias.double() - mean.double()
     shift = shift * scale + (0.0 if norm.bias is None else norm.bias.double())
-    weight = convolution.weight
     folded = weight.double() * scale.view(-1, *[1] * (weight.dim() - 1))
     convolution.weight = nn.Parameter(folded.to(weight.dtype), requires_grad=False)
     convolution.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
+    for parent, name in places:
+        setattr(parent, name, nn.Identity())
+
+    def undo() -> None:
+        convolution.weight, convolution.bias = weight, bias
+        for parent, name in places:
+            setattr(parent, name, norm)
+
+    return undo
