@@ -33,6 +33,11 @@ BENCHMARKS = CommandLine(
             "streaming",
             "How fast streamed images are decoded: ours and a plain DataLoader over the same folder, in turn.",
         ),
+        "autoattack": Verb(
+            "benchmarks.autoattack",
+            "autoattack",
+            "AutoAttack through our evaluator against the bare backend: processor time and verdicts.",
+        ),
         "evaluator-overhead": Verb(
             "benchmarks.evaluator_overhead",
             "evaluator_overhead",

@@ -77,21 +77,16 @@ def test_each_shard_is_one_call_of_the_backend(very_short):
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-@pytest.mark.parametrize("batch_size", [250, 5])
-def test_the_model_is_called_on_the_same_images_as_often(very_short, norm, batch_size):
+def test_the_model_sees_fewer_images(short, norm):
+    """Broken images leave: with the same verdicts (above), and less than half the work where most of them break."""
     x, y = pictures(10, 12)
     bare, ours = Counted(Rough(taught_conv())), Counted(Rough(taught_conv()))
     bare.__deepcopy__ = lambda memo: bare  # watch this one, not the copy
-    officially(bare, x, y, eps=0.1, norm=norm, batch_size=batch_size, lengths=VERY_SHORT)
-    widemargin.evaluate(
-        ours, (x, y), ["clean", "autoattack"], 0.1, norm, batch_size=batch_size, sanity=False, margins=False
-    )
-    fits, *attack = ours.seen  # a few images, to see that the model takes them
-    assert fits.equal(x[: min(8, batch_size)])
-    assert len(attack) == len(bare.seen) - STARTUP_CALLS
-    assert len(attack) > 50
-    for number, (mine, theirs) in enumerate(zip(attack, bare.seen[STARTUP_CALLS:], strict=True)):
-        assert mine.equal(theirs), number
+    eps = 0.3 if norm == "linf" else 2.0
+    officially(bare, x, y, eps=eps, norm=norm, lengths=SHORT)
+    widemargin.evaluate(ours, (x, y), ["clean", "autoattack"], eps, norm, sanity=False, margins=False)
+    theirs = sum(len(images) for images in bare.seen[STARTUP_CALLS:])
+    assert sum(len(images) for images in ours.seen) < theirs / 2
 
 
 def plain(attack):

@@ -127,8 +127,8 @@ def test_one_from_before_finds_were_pushed_is_not_continued(tmp_path):
 
 
 def test_mistakes():
-    with pytest.raises(InputError, match="search must be one of 'float32', 'tf32', got 'bfloat16'"):
-        EvaluationSettings(attacks=("clean",), eps=(0.1,), search="bfloat16")
+    with pytest.raises(InputError, match="search must be one of 'float32', 'tf32', 'folded', 'bfloat16', got 'half'"):
+        EvaluationSettings(attacks=("clean",), eps=(0.1,), search="half")
 
 
 def test_where_there_is_no_tf32_it_is_refused_before_anything_is_written(tmp_path, monkeypatch):
@@ -531,7 +531,7 @@ def test_what_fab_finds_at_the_boundary_is_kept(norm, eps, monkeypatch):
     def broken(tf32: Threat | None) -> tuple[int, int]:
         with undisturbed(model):
             survivors = model(x).argmax(1) == y
-            options = {"reference": reference, "part": "fab-t", "batch_size": 200, "tf32": tf32}
+            options = {"reference": reference, "part": "fab-t", "batch_size": 200, "within": tf32}
             judge, moved = Counted(model), x.clone()
             found = break_survivors(judge, x, y, survivors, **options)
         moved[survivors] = judge.seen[-1]
@@ -567,11 +567,11 @@ def test_the_push_is_told_the_threat_of_its_eps(norm, eps, monkeypatch):
 
 
 @pytest.mark.parametrize(("moved_to", "broken", "refuted"), [(0.549, [0], 0), (0.5, [], 0), (0.2, [], 1)])
-def test_a_find_is_what_the_search_has_moved(moved_to, broken, refuted):
+def test_a_find_is_what_the_search_has_moved(monkeypatch, moved_to, broken, refuted):
     """Asked again, with the other images around it, its network may say otherwise."""
     x, y = torch.full((1, 1, 4, 4), 0.5), torch.zeros(1, dtype=torch.long)
-    attack = SimpleNamespace(perturb=lambda images, _: torch.full_like(images, moved_to))
-    reference = SimpleNamespace(apgd=attack, apgd_targeted=None, fab=None, square=None, seed=0, model=Halves(5.0))
-    options = {"reference": reference, "part": "apgd-ce", "batch_size": 4, "tf32": make_threat("linf", 0.4)}
+    monkeypatch.setattr(autoattack, "attacked", lambda _, __, images, ___: torch.full_like(images, moved_to))
+    reference = SimpleNamespace(model=Halves(5.0))
+    options = {"reference": reference, "part": "apgd-ce", "batch_size": 4, "within": make_threat("linf", 0.4)}
     found = break_survivors(Halves(0.55), x, y, torch.ones(1, dtype=torch.bool), **options)
     assert (found.positions, found.refuted) == (broken, refuted)

@@ -154,7 +154,9 @@ ShardSize = Annotated[int, typer.Option(help="Images finished and written down t
 BatchSize = Annotated[int, typer.Option(help="Images attacked at once.")]
 Search = Annotated[
     str,
-    typer.Option(help="How attacks search: float32, or tf32, faster on GPUs; what they find is checked in float32."),
+    typer.Option(
+        help="How attacks search: float32; tf32 (GPUs); folded or bfloat16 (CPUs). Finds are checked in float32."
+    ),
 ]
 SaveAdversarial = Annotated[
     bool, typer.Option("--save-adversarial", help="Keep the adversarial images found, in OUT/adversarial.")

@@ -3,13 +3,16 @@
 Each part attacks only the examples still classified correctly, from the original image, in batches; random numbers
 depend on (seed, examples in the batch), so verdicts equal the official ones for the same seed, shard and batch size.
 
-The backend is pyautoattack, bit for bit the official code. It reseeds the global generators, leaves the tracer off and
-a flag set, accumulates parameter gradients, takes a model in training mode as it is, has nine targets whatever the
-number of classes, writes into the logits it is given, goes on with no image where margins are tied, makes tensors of
-the default type, and prints warnings. All of that is put right or put back here.
+The parts are our own loops (``attacks/apgd.py``, ``fab.py``, ``square.py``): the official random numbers and
+arithmetic, and so the official verdicts, in less work, since a broken image leaves at once. Settings, Square in L2 and
+the searches for distances come from the package pyautoattack, bit for bit the official code. It reseeds the global
+generators, leaves the tracer off and a flag set, accumulates parameter gradients, takes a model in training mode as it
+is, has nine targets whatever the number of classes, writes into the logits it is given, goes on with no image where
+margins are tied, makes tensors of the default type, and prints warnings. All of that is put right or put back here.
 
-With TF32 the search is faster on a GPU and not the same as in float32. What it finds counts only if it is adversarial
-in float32 too, if need be after a few gradient steps (``tf32_search.push_across_boundary``); other images survive.
+On a copy of the network (TF32 on a GPU, ``cpu_search.py`` on a CPU) the search is faster, and not the same as in
+float32. What it finds counts only if it is adversarial in float32 on the network itself, if need be after a few
+gradient steps (``tf32_search.push_across_boundary``); other images survive.
 """
 
 import logging
@@ -23,11 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from widemargin.attacks.apgd import APGD
+from widemargin.attacks.fab import FAB, project_linf
 from widemargin.attacks.names import AUTOATTACK_PARTS
+from widemargin.attacks.square import SquareLinf
 from widemargin.attacks.threat import Threat
 from widemargin.core.modes import evaluating, frozen
-from widemargin.core.precision import allowing_tf32, default_type, full_float32, no_autocast
+from widemargin.core.precision import default_type, full_float32, no_autocast
 from widemargin.errors import InputError
+from widemargin.evaluation.cpu_search import arithmetic
 from widemargin.evaluation.tf32_search import push_across_boundary
 from widemargin.losses import decided, predicted
 from widemargin.types import Norm
@@ -39,6 +46,8 @@ MAX_TARGETS = 9
 FEWEST_FOR_APGD_T = 4
 LEAST_HEIGHT_IN_L2 = 5
 """Square begins with five rows of squares in L2."""
+AT_ONCE_ON_CPU = 64
+"""So many images keep a processor busy; fewer survivors take several targets or queries together."""
 _SILENT = logging.Logger("autoattack")
 _SILENT.addHandler(logging.NullHandler())
 
@@ -134,8 +143,122 @@ def targeted_apgd(reference: Any, *, steps: int) -> Callable[[Tensor, Tensor, Te
 
 
 def attacked(reference: Any, part: str, x: Tensor, y: Tensor) -> Tensor:
-    """What a part makes of the images."""
-    return finite(part_attack(reference, part).perturb(x.clone(), y.clone()), x)
+    """What a part makes of the images: the images themselves where it found nothing, or nothing needs to be found."""
+    if part == "square" and reference.square.norm == "L2":
+        return finite(part_attack(reference, part).perturb(x.clone(), y.clone()), x)
+    at_once = len(x) if x.is_cuda else AT_ONCE_ON_CPU
+    logits = torch.cat([reference.model(images) for images in x.split(at_once)])
+    right = (logits.argmax(1) == y).nonzero()[:, 0]
+    torch.manual_seed(reference.seed)  # for a model that draws; the attacks have a generator of their own
+    generator = torch.Generator().manual_seed(reference.seed)
+    by_logit = logits[right].sort(dim=1)[1]
+    search = {"apgd-ce": _apgd_ce, "apgd-t": _apgd_t, "fab-t": _fab_t, "square": _square}[part]
+    x_adv = x.clone()
+    x_adv[right] = finite(search(reference, x[right], y[right], by_logit, generator, at_once), x[right])
+    return x_adv
+
+
+def _apgd_ce(reference: Any, x: Tensor, y: Tensor, _: Tensor, generator: torch.Generator, at_once: int) -> Tensor:
+    apgd = _apgd(reference.apgd)
+    start = apgd.start(x, _drawn(apgd, x, generator))
+    return apgd(reference.model, x, y, start, at_once=at_once)[1]
+
+
+def _apgd_t(reference: Any, x: Tensor, y: Tensor, by_logit: Tensor, generator: torch.Generator, at_once: int) -> Tensor:
+    """Target after target, the largest logit first; of few images several together.
+
+    The official random numbers of a target depend on how many images the targets before have left. So where one of
+    several breaks an image, what was found with those after it does not count, and they are drawn for again.
+    """
+    apgd = _apgd(reference.apgd_targeted)
+    x_adv, left = x.clone(), torch.arange(len(x), device=x.device)
+    target, last = 2, reference.apgd_targeted.n_target_classes + 1
+    while target <= last and len(left):
+        together = range(target, min(last, target + max(1, at_once // len(left)) - 1) + 1)
+        starts, states = [], []
+        for _ in together:
+            starts.append(apgd.start(x[left], _drawn(apgd, x[left], generator)))
+            states.append(generator.get_state())
+        rows = left.repeat(len(together))
+        targets = torch.cat([by_logit[left, -number] for number in together])
+        order = torch.arange(len(together), device=x.device).repeat_interleave(len(left))
+        fooled, found = apgd(
+            reference.model, x[rows], y[rows], torch.cat(starts), targets=targets, order=order, at_once=at_once
+        )
+        first = int(order[fooled].min()) if bool(fooled.any()) else len(together) - 1
+        counts = fooled & (order == first)
+        x_adv[rows[counts]] = found[counts]
+        left = left[~counts.view(len(together), -1)[first]]
+        generator.set_state(states[first])
+        target += first + 1
+    return x_adv
+
+
+def _fab_t(reference: Any, x: Tensor, y: Tensor, by_logit: Tensor, _: torch.Generator, at_once: int) -> Tensor:
+    """Target after target, as many together as the images that are left leave room for."""
+    from pyautoattack.fab_projections import projection_l2
+
+    its, norm = reference.fab, _norm(reference.fab)
+    fab = FAB(
+        eps=its.eps,
+        norm=norm,
+        steps=its.n_iter,
+        overshoot=its.eta,
+        towards_image=its.alpha_max,
+        backward=its.beta,
+    )
+    x_adv, left = x.clone(), torch.arange(len(x), device=x.device)
+    target, last = 2, its.n_target_classes + 1
+    while target <= last and len(left):
+        together = range(target, min(last, target + max(1, at_once // len(left)) - 1) + 1)
+        rows = left.repeat(len(together))
+        targets = torch.cat([by_logit[left, -number] for number in together])
+        fooled, found = fab(
+            *(reference.model, x[rows], y[rows], targets),
+            image=rows,
+            project=project_linf if norm == "linf" else projection_l2,
+            at_once=at_once,
+        )
+        x_adv[rows[fooled]] = found[fooled]
+        left = left[~torch.isin(left, rows[fooled])]
+        target += len(together)
+    return x_adv
+
+
+def _square(reference: Any, x: Tensor, y: Tensor, _: Tensor, generator: torch.Generator, at_once: int) -> Tensor:
+    its = reference.square
+    square = SquareLinf(eps=its.eps, queries=its.n_queries, share=its.p_init)
+
+    def margins(images: Tensor, labels: Tensor) -> Tensor:
+        """Below zero wherever an image counts as won, also by a tie or without a prediction."""
+        logits = reference.model(images)
+        label = labels.unsqueeze(1)
+        margin = (logits.gather(1, label) - logits.scatter(1, label, -torch.inf).amax(1, keepdim=True)).squeeze(1)
+        return torch.where(margin > 0, margin, -1.0)
+
+    return square(margins, x, y, generator=generator, at_once=at_once)[1] if len(x) else x
+
+
+def _apgd(its: Any) -> APGD:
+    """With the settings of the official attack."""
+    return APGD(
+        eps=its.eps,
+        norm=_norm(its),
+        steps=its.n_iter,
+        first_check=its.n_iter_2,
+        check_sooner=its.size_decr,
+        fewest_between=its.n_iter_min,
+        share_of_rises=its.thr_decr,
+    )
+
+
+def _drawn(apgd: APGD, x: Tensor, generator: torch.Generator) -> Tensor:
+    draw = torch.rand if apgd.norm == "linf" else torch.randn
+    return draw(x.shape, generator=generator).to(x.device)
+
+
+def _norm(its: Any) -> Norm:
+    return "linf" if its.norm == "Linf" else "l2"
 
 
 def finite(x_adv: Tensor, x: Tensor) -> Tensor:
@@ -187,12 +310,13 @@ def break_survivors(
     reference: Any,
     part: str,
     batch_size: int,
-    tf32: Threat | None = None,
+    within: Threat | None = None,
+    search: str = "tf32",
 ) -> Broken:
     """What a part breaks of the survivors, batch by batch; called in float32.
 
     ``reference`` has the network that is searched on, the model or a copy; ``model`` judges what is found. With
-    ``tf32``, the threat model of the reference, it searches in TF32.
+    ``within``, the threat model of the reference, it searches on a copy, in the arithmetic of ``search``.
     """
     broken: list[int] = []
     undecided: list[int] = []
@@ -202,11 +326,11 @@ def break_survivors(
     with torch.no_grad():
         for positions in left.split(batch_size) if len(left) else ():
             images, labels = x[positions], y[positions]
-            if tf32 is None:
+            if within is None:
                 x_adv = attacked(reference, part, images, labels)
                 claimed = torch.zeros_like(labels, dtype=torch.bool)
             else:
-                x_adv, claimed = _search_in_tf32(model, images, labels, reference, part, tf32)
+                x_adv, claimed = _search_on_copy(model, images, labels, reference, part, within, search)
             logits = model(x_adv)
             fooled = ~predicted(logits, labels)
             broken += positions[fooled].tolist()
@@ -216,14 +340,14 @@ def break_survivors(
     return Broken(broken, torch.cat(found), undecided, refuted)
 
 
-def _search_in_tf32(
-    model: nn.Module, x: Tensor, y: Tensor, reference: Any, part: str, threat: Threat
+def _search_on_copy(
+    model: nn.Module, x: Tensor, y: Tensor, reference: Any, part: str, threat: Threat, search: str
 ) -> tuple[Tensor, Tensor]:
     """(images, where the search took them to be adversarial); those short of float32's boundary go on to it.
 
     Parts leave an image as it was unless they found something, and nothing needs to be found where it is wrong already.
     """
-    with allowing_tf32():
+    with arithmetic(search):
         x_adv = attacked(reference, part, x, y)
         claimed = (x_adv != x).flatten(1).any(1) | ~predicted(reference.model(x_adv), y)
     short = claimed & predicted(model(x_adv), y)

@@ -11,6 +11,8 @@ disagrees about any find that near, the image is searched again in float32.
 ``rank_correlation`` tells whether margins and distances put the images in the same order.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +24,7 @@ from widemargin.core.precision import allowing_tf32
 from widemargin.evaluation.minimal_norm import NearestSearch
 from widemargin.losses import predicted
 
+Arithmetic = Callable[[], AbstractContextManager[None]]
 LONGER = (1.0, 1.005, 1.01, 1.02)
 SHORTER = 0.97
 
@@ -49,14 +52,17 @@ def minimal_distance(
     search: NearestSearch,
     batch_size: int,
     seed: int = 0,
-    tf32_search: NearestSearch | None = None,
+    search_on_copy: NearestSearch | None = None,
+    arithmetic: Arithmetic = allowing_tf32,
 ) -> Distances:
     """The distance of every image from its boundary.
 
-    ``search`` is on the model; ``tf32_search`` on a copy of it, to be run in TF32. Called in float32.
+    ``search`` is on the model; ``search_on_copy`` on a copy of it, in that ``arithmetic``. Called in float32.
     """
     parts = [
-        _of_batch(model, images, labels, search, tf32_search, randomness.derived(seed, "distance", number))
+        _of_batch(
+            model, images, labels, search, search_on_copy, arithmetic, randomness.derived(seed, "distance", number)
+        )
         for number, (images, labels) in enumerate(zip(x.split(batch_size), y.split(batch_size), strict=True))
     ]
     by = [name for part in parts for name in part.by]
@@ -68,7 +74,8 @@ def _of_batch(
     x: Tensor,
     y: Tensor,
     search: NearestSearch,
-    tf32_search: NearestSearch | None,
+    search_on_copy: NearestSearch | None,
+    arithmetic: Arithmetic,
     generator: torch.Generator,
 ) -> Distances:
     with torch.no_grad():
@@ -76,14 +83,14 @@ def _of_batch(
         smallest = torch.where(correct, torch.inf, 0.0).to(x.dtype)
         by: list[str | None] = [None] * len(x)
         left = correct
-        if tf32_search is not None and left.any():
-            found, agreed = _searched_in_tf32(model, x[left], y[left], tf32_search, generator)
+        if search_on_copy is not None and left.any():
+            found, agreed = _searched_on_copy(model, x[left], y[left], search_on_copy, arithmetic, generator)
             _keep_shorter(smallest, by, left, found)
             left = correct.clone()
             left[correct] = ~agreed
         if left.any():
             _keep_shorter(smallest, by, left, _searched_in_float32(model, x[left], y[left], search, generator))
-    return Distances(smallest, by, 0 if tf32_search is None else int(left.sum()))
+    return Distances(smallest, by, 0 if search_on_copy is None else int(left.sum()))
 
 
 def _keep_shorter(smallest: Tensor, by: list[str | None], rows: Tensor, found: Found) -> None:
@@ -111,11 +118,16 @@ def _searched_in_float32(
     return _shortest(names, torch.stack(sizes))
 
 
-def _searched_in_tf32(
-    model: nn.Module, x: Tensor, y: Tensor, search: NearestSearch, generator: torch.Generator
+def _searched_on_copy(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    search: NearestSearch,
+    arithmetic: Arithmetic,
+    generator: torch.Generator,
 ) -> tuple[Found, Tensor]:
     """(what was found, where float32 agrees with what was seen so near to the image)."""
-    with allowing_tf32():
+    with arithmetic():
         right = predicted(search.reference.model(x), y)
         finds = list(search.finds(x, y, generator))
     found = [_as_long_as_needed(model, x, y, x_adv) for _, x_adv in finds]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from widemargin.attacks.names import AUTOATTACK, AUTOATTACK_PARTS
 from widemargin.core.checks import check_labels, check_model
 from widemargin.core.modes import outside_inference_mode
+from widemargin.core.precision import quickest_cpu_products
 from widemargin.core.screen import say
 from widemargin.data.datasets import open_images
 from widemargin.data.image_stream import StoredImages
@@ -29,6 +30,7 @@ from widemargin.errors import InputError
 from widemargin.evaluation.alarms import alarms_of_model, alarms_of_numbers, alarms_of_undecided
 from widemargin.evaluation.autoattack import FEWEST_FOR_APGD_T, LEAST_HEIGHT_IN_L2, parts_for, undisturbed
 from widemargin.evaluation.certified import alarms_of_certificates, check_certifiable, wanted
+from widemargin.evaluation.cpu_search import cpu_search_model
 from widemargin.evaluation.folder import IN_MEMORY, ModelInfo
 from widemargin.evaluation.gallery import GALLERY
 from widemargin.evaluation.identity import begun_with
@@ -58,6 +60,7 @@ from widemargin.evaluation.tf32_search import has_tf32, search_model
 from widemargin.losses import FEWEST_FOR_DLR
 from widemargin.types import Alarm, Norm
 
+CPU_SEARCHES = ("folded", "bfloat16")
 ANSWERS, LATE, ANSWERED = "answers", "late", 8
 """The record of the logits of so many first images, and its mark where it was written after the first verdicts."""
 ROUNDING, HALF = 1e-3, 5e-2
@@ -99,8 +102,9 @@ def evaluate(
 
     ``attacks`` are names, attacks such as ``PGD(...)``, functions ``(model, x, y) -> x_adv``, or pairs of a name and
     one (``own_attacks.py``). FGSM and PGD start at the image and attack every example; AutoAttack's parts attack the
-    survivors of the parts before. ``search="tf32"`` lets attacks search faster on a GPU; what they find is checked in
-    float32. ``certify``, of all images or of so many first ones, adds radii that are proven (``certified_margin``).
+    survivors of the parts before. ``search="tf32"`` lets attacks search faster on a GPU, ``"folded"`` and
+    ``"bfloat16"`` on a CPU; what they find is checked in float32.
+    ``certify``, of all images or of so many first ones, adds radii that are proven (``certified_margin``).
     With ``out`` every finished piece is written down: the same call goes on where it stopped, another one adds what is
     missing of what it asks for. The model, its mode, its gradients and the global random state are left as they were.
     """
@@ -207,8 +211,7 @@ def _evaluate(
             judged = store.judged(shard)
             if not is_judged(store, shard.number, judged, settings, classes):
                 if to_search is None:  # not before something is left to do: it may have to be compiled
-                    like = _many_like(first, settings)
-                    to_search = search_model(model, tf32=settings.search == "tf32", many_like=like)
+                    to_search = _search_model(model, first, settings, device)
                 classifier = Float32Classifier(model, flat=shard.flat)
                 with undisturbed(classifier):
                     searched = classifier if to_search is model else Float32Classifier(to_search, flat=shard.flat)
@@ -221,12 +224,17 @@ def _evaluate(
 
 
 def _check_search(settings: EvaluationSettings, device: torch.device) -> None:
-    """Refuse TF32 where it would make no difference."""
+    """Refuse a search where it would make no difference."""
     if settings.search == "float32":
         return
     if not settings.searches:
         raise InputError(f"evaluate.search={settings.search!r} has no effect where nothing attacks; leave --search out")
-    if not has_tf32(device):
+    if settings.search in CPU_SEARCHES:
+        if device.type != "cpu":
+            raise InputError(f"evaluate.search={settings.search!r} is for CPUs, the model is on {device}; use 'tf32'")
+        if settings.search == "bfloat16" and quickest_cpu_products() == "float32":
+            raise InputError("evaluate.search='bfloat16' is no faster on this processor; use 'folded'")
+    elif not has_tf32(device):
         raise InputError(
             f"evaluate.search must be 'float32' on a device without TF32, got 'tf32' on {device}; leave --search out, "
             "or use a GPU that has TF32"
@@ -341,6 +349,14 @@ def _look_at_first_images(
     if settings.attacked and is_displayable(shard) and store.folder and not (store.folder / GALLERY).exists():
         with undisturbed(model):
             write_gallery(model, shard, settings, store.folder, device)
+
+
+def _search_model(model: nn.Module, shard: Shard, settings: EvaluationSettings, device: torch.device) -> nn.Module:
+    """The model, or the copy of it that attacks search on."""
+    if settings.search not in CPU_SEARCHES:
+        return search_model(model, tf32=settings.search == "tf32", many_like=_many_like(shard, settings))
+    images = shard.images[:ANSWERED].to(device)
+    return cpu_search_model(model, images.flatten(1) if shard.flat else images, reduced=settings.search == "bfloat16")
 
 
 def _many_like(shard: Shard, settings: EvaluationSettings) -> Tensor | None:

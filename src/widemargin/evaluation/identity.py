@@ -45,7 +45,7 @@ def begun_with(model: nn.Module, settings: EvaluationSettings, subject: ModelInf
         "weights": weights_digest(model),
     }
     if settings.search != "float32":
-        table["search"] = TF32
+        table["search"] = TF32.replace("tf32", settings.search)
     if subject.split != "test":
         table["split"] = subject.split
     if subject.head_scale is not None:

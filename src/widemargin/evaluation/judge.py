@@ -7,7 +7,6 @@ shard already is not found out again; what is new stands beside it (``judged_sha
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +17,13 @@ from widemargin.attacks.names import AUTOATTACK, variant_names
 from widemargin.attacks.threat import make_threat
 from widemargin.core import randomness
 from widemargin.core.checks import check_labels, check_logits
-from widemargin.core.precision import allowing_tf32, default_type
+from widemargin.core.precision import default_type
 from widemargin.core.records import Record
 from widemargin.errors import InputError
 from widemargin.evaluation.autoattack import PARTS, break_survivors, make_reference, parts_for
 from widemargin.evaluation.certified import ALL, certified_radii
 from widemargin.evaluation.columns import CLEAN, Column, labels
+from widemargin.evaluation.cpu_search import arithmetic
 from widemargin.evaluation.distance import minimal_distance
 from widemargin.evaluation.judged_shard import BOUND, BY, PROVEN, JudgedShard, part_column, sibling
 from widemargin.evaluation.minimal_norm import ONLY_FAB, NearestSearch
@@ -112,7 +112,7 @@ class Judge:
 
     model: Float32Classifier
     search_model: Float32Classifier
-    """What attacks search on: the model, or a copy of it (``tf32_search.search_model``)."""
+    """What attacks search on: the model, or a copy of it (``tf32_search.py``, ``cpu_search.py``)."""
     settings: EvaluationSettings
     store: Store
     device: torch.device
@@ -211,7 +211,7 @@ class Judge:
                 torch.manual_seed(generator.initial_seed())  # it may draw from there; the state is put back in the end
                 with torch.enable_grad():
                     return own.run(self.model, images, targets, eps=eps, norm=settings.norm, generator=generator)
-            with allowing_tf32() if settings.search == "tf32" else nullcontext():
+            with arithmetic(settings.search):
                 return images if attack is None else attack(self.search_model, images, targets, generator=generator)
 
         def compute() -> Record:
@@ -241,7 +241,7 @@ class Judge:
         """A part of AutoAttack, on the survivors of those before or alone."""
         settings, eps = self.settings, column.radius
         assert eps is not None
-        threat = make_threat(settings.norm, eps) if settings.search == "tf32" else None
+        threat = make_threat(settings.norm, eps) if settings.searches_copy else None
 
         def compute() -> Record:
             found = break_survivors(
@@ -252,7 +252,8 @@ class Judge:
                 reference=self._reference(self.search_model, eps),
                 part=column.attack.removeprefix(f"{AUTOATTACK}/"),
                 batch_size=settings.batch_size,
-                tf32=threat,
+                within=threat,
+                search=settings.search,
             )
             record: Record = {"broken": found.positions, UNDECIDED: found.undecided}
             if settings.save_adversarial:
@@ -309,7 +310,6 @@ class Judge:
 
     def _distance(self, x: Tensor, y: Tensor) -> Record:
         settings = self.settings
-        tf32 = settings.search == "tf32"
         found = minimal_distance(
             self.model,
             x,
@@ -317,9 +317,10 @@ class Judge:
             search=self._nearest_search(self.model),
             batch_size=settings.batch_size,
             seed=settings.seed,
-            tf32_search=self._nearest_search(self.search_model) if tf32 else None,
+            search_on_copy=self._nearest_search(self.search_model) if settings.searches_copy else None,
+            arithmetic=lambda: arithmetic(settings.search),
         )
-        record: Record = {"values": _numbers(found.values)} | ({"again": found.again} if tf32 else {})
+        record: Record = {"values": _numbers(found.values)} | ({"again": found.again} if settings.searches_copy else {})
         return record if settings.distance == ONLY_FAB else record | {"by": found.by}  # as in earlier versions
 
     def _nearest_search(self, model: Float32Classifier) -> NearestSearch:

@@ -33,7 +33,7 @@ from widemargin.evaluation.folder import (
 from widemargin.evaluation.gallery import GALLERY, Bytes, Gallery, Integers
 from widemargin.evaluation.judged_shard import BY, PROVEN, JudgedShard, sibling
 from widemargin.evaluation.minimal_norm import ONLY_FAB
-from widemargin.evaluation.settings import CERTIFIED, EvaluationSettings, eps_text
+from widemargin.evaluation.settings import CERTIFIED, SEARCHES, EvaluationSettings, eps_text
 from widemargin.evaluation.shards import Shard, Store
 from widemargin.margins import MANY_CLASSES, summarize
 from widemargin.types import Alarm
@@ -181,7 +181,9 @@ class Report:
         }
 
     def _precision(self) -> str:
-        return "float32 (no TF32)" + "; attacks searched with TF32" * (self.settings.search == "tf32")
+        return "float32 (no TF32)" + (
+            f"; attacks searched with {SEARCHES[self.settings.search]}" if self.settings.searches_copy else ""
+        )
 
     def _data(self) -> dict[str, Any]:
         subject = self.subject
@@ -372,14 +374,15 @@ def notes_for(settings: EvaluationSettings, num_classes: int, refuted: int = 0, 
             f"AutoAttack ran without its part {', '.join(left_out)}, whose loss needs {FEWEST_FOR_APGD_T} classes; "
             f"this model has {num_classes}."
         )
-    if {AUTOATTACK, *PARTS} & {*settings.attacks} and settings.search == "tf32":
+    how = SEARCHES[settings.search]
+    if {AUTOATTACK, *PARTS} & {*settings.attacks} and settings.searches_copy:
         notes.append(
-            "AutoAttack searched with TF32, and all that its parts found was checked in float32, if need be after a "
+            f"AutoAttack searched with {how}, and all that its parts found was checked in float32, if need be after a "
             f"few more steps; so many finds still were not adversarial there and do not count: {refuted}."
         )
-    if settings.distance is not None and settings.search == "tf32":
+    if settings.distance is not None and settings.searches_copy:
         notes.append(
-            "Distances were searched with TF32 and count where float32 sees the boundary within 3%; so many images "
+            f"Distances were searched with {how} and count where float32 sees the boundary within 3%; so many images "
             f"were searched again in float32: {again}."
         )
     return tuple(notes)

@@ -21,7 +21,8 @@ from widemargin.evaluation.own_attacks import OwnAttack
 from widemargin.types import Norm
 
 CERTIFIED = "certified"
-SEARCHES = ("float32", "tf32")
+SEARCHES = {"float32": "", "tf32": "TF32", "folded": "a folded copy", "bfloat16": "bfloat16"}
+"""How attacks search, and what records say that they searched with."""
 SHARD_SIZE, BATCH_SIZE = 500, 250
 """What is finished together, and what is attacked at once, unless somebody says otherwise."""
 
@@ -44,7 +45,7 @@ class EvaluationSettings:
     margins: bool = True
     sanity: bool = True
     search: str = "float32"
-    """The arithmetic in which attacks search; what they find counts as far as it holds in float32."""
+    """How attacks search; what they find counts as far as it holds in float32, on the model itself."""
     max_steps: int | None = None
     """Cuts PGD and every part of AutoAttack short where only the code is on trial."""
     own: tuple[OwnAttack, ...] = ()
@@ -52,7 +53,7 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         choice("evaluate", "norm", self.norm, tuple(THREATS))
-        choice("evaluate", "search", self.search, SEARCHES)
+        choice("evaluate", "search", self.search, tuple(SEARCHES))
         choice("evaluate", "distance", self.distance, (None, *METHODS))
         check_count("evaluate.shard_size", self.shard_size)
         check_count("evaluate.batch_size", self.batch_size)
@@ -71,6 +72,11 @@ class EvaluationSettings:
     def attacked(self) -> bool:
         """Whether there are attacks, each of which takes place at each eps."""
         return set(self.attacks) != {"clean"}
+
+    @property
+    def searches_copy(self) -> bool:
+        """Whether attacks search on a copy of the model, whose finds have to be checked."""
+        return self.search != "float32"
 
     @property
     def searches(self) -> bool:
