@@ -124,7 +124,8 @@ class _Recorder(TorchFunctionMode):
     """Sees every call of a torch operator. Tensors are known by their id, so all that are known are held alive.
 
     ``number``: those that depend on the images. ``parameters``: those that are trained. ``constants``: the rest that
-    may be used. A tensor that is none of these came about in a way that was not seen, and may not be used.
+    may be used. A tensor that is none of these came about in a way that was not seen, and may not be used; ``lost``
+    says how, where that was seen.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, trained: frozenset[str], layer_of: Callable[[Call], Any]) -> None:
@@ -139,6 +140,7 @@ class _Recorder(TorchFunctionMode):
         fixed = [buffer for buffer in model.buffers() if not buffer.requires_grad]  # others may come from parameters
         self.constants = {id(tensor) for tensor in [*fixed, *named.values()]} - self.parameters.keys()
         self.read: set[str] = set()
+        self.lost: dict[int, str] = {}
         self.replaced: dict[int, Tensor] = {}
         self.aliased: set[int] = {id(self.images)}
         self.alive: list[Any] = [self.images, *named.values(), *model.buffers()]
@@ -160,7 +162,9 @@ class _Recorder(TorchFunctionMode):
     def finish(self, logits: Any) -> int:
         """The number of the logits; nothing on the tape was changed behind its back."""
         if not isinstance(logits, Tensor) or id(logits) not in self.number:
-            raise NotSweepable("the logits do not come from the images by operators it knows")
+            raise NotSweepable(
+                self._why_lost([logits]) or "the logits do not come from the images by operators it knows"
+            )
         if any(_version(tensor) != version for tensor, version in self.versions):
             raise NotSweepable("an activation or a parameter was changed in place")
         return self.number[id(logits)]
@@ -201,6 +205,8 @@ class _Recorder(TorchFunctionMode):
         new = [output for output in (outputs if constant else whole) if not self._is_known(output)]
         self.alive += new
         self.constants |= set(map(id, new))
+        if not constant:
+            self._lose([output for output in outputs if not self._is_known(output)], func, tensors, graph)
         self.aliased |= {id(t) for t in tensors if self._depends(t) and any(_share(t, output) for output in outputs)}
         return result
 
@@ -222,7 +228,8 @@ class _Recorder(TorchFunctionMode):
         tensors = tensors_in((args, options))
         name = NAMES.get(func, "")
         if not name or not all(map(self._is_known, tensors)):
-            raise NotSweepable(f"{name or func} of a tensor computed from parameters, or from outside the model")
+            why = self._why_lost([tensor for tensor in tensors if not self._is_known(tensor)])
+            raise NotSweepable(why or f"{name or func} of a tensor from outside the model")
         call = Call(name, func, args, options, self._depends, lambda t: self.parameters.get(id(t)), self._snapshot)
         with torch.no_grad():
             layer = self.layer_of(call)
@@ -242,6 +249,16 @@ class _Recorder(TorchFunctionMode):
         self.versions.append((result, _version(result)))
         if result._is_view():
             self.aliased |= {id(result), *map(id, inputs)}
+
+    def _lose(self, outputs: list[Tensor], func: Function, tensors: list[Tensor], graph: bool) -> None:
+        """Remember why what an operator made may not be used."""
+        what = "an activation" if any(map(self._depends, tensors)) else "parameters"
+        own = f"no rule for {getattr(func, '__name__', func)} of {what}" if graph else "something made under no_grad"
+        self.alive += outputs
+        self.lost |= dict.fromkeys(map(id, outputs), self._why_lost(tensors) or own)
+
+    def _why_lost(self, tensors: list[Any]) -> str:
+        return next((self.lost[id(tensor)] for tensor in tensors if id(tensor) in self.lost), "")
 
     def _is_known(self, tensor: Tensor) -> bool:
         return any(id(tensor) in known for known in (self.number, self.constants, self.parameters))
