@@ -194,4 +194,7 @@ def _replaced(tape: Tape, kind: type, change: Callable[[Any], Any]) -> Tape:
         return replace(layer, **found)
 
     entries = [Entry(entry.inputs, entry.output, changed(entry.layer)) for entry in tape.entries]
-    return replace(tape, entries=entries, computed=tuple((name, changed(layer)) for name, layer in tape.computed))
+    computed = [
+        replace(made, sources={}, layer=None if made.layer is None else changed(made.layer)) for made in tape.computed
+    ]
+    return replace(tape, entries=entries, computed=tuple(computed))

@@ -77,6 +77,8 @@ class Call:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     options: dict[str, Any]
+    tensors: list[Tensor]
+    """Those of the arguments, in order."""
     depends: Callable[[Any], bool]
     """Whether a tensor depends on the images."""
     parameter: Callable[[Any], str | None]

@@ -32,8 +32,24 @@ def mapped(value: Any, change: Callable[[Any], Any], of: type = Tensor) -> Any:
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors of a nest, in order."""
     found: list[Tensor] = []
-    mapped(value, found.append)
+    _collect(value, found)
     return found
+
+
+_PLAIN = {int, float, bool, str, type(None), type(Ellipsis), slice, torch.dtype, torch.device}
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
+    if type(value) in _PLAIN:
+        return
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _collect(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, found)
 
 
 Kind = Literal["linear", "piecewise", "curved"]

@@ -25,7 +25,7 @@ from widemargin.gradients.sweeps.calls import (
 )
 from widemargin.gradients.sweeps.curved import Attention, LayerNorm, MatrixProduct, Pointwise, Product, Softmax
 from widemargin.gradients.sweeps.layers import Affine, BatchNorm, Convolution, Slopes, Sum
-from widemargin.gradients.sweeps.operators import Operator, mapped, tensors_in
+from widemargin.gradients.sweeps.operators import Operator, mapped
 from widemargin.gradients.sweeps.shapes import Join, Part, Permute, Reshape, Roll, Scaled, Shifted
 
 AffineLayer = Convolution | Affine | BatchNorm | Slopes | Sum | Operator
@@ -36,8 +36,7 @@ Layer = AffineLayer | ShapeLayer | CurvedLayer
 
 def layer_of(call: Call) -> Layer:
     """The layer a call is."""
-    rule = _BY_HAND.get(call.name) or _SHAPES.get(call.name) or _CURVED.get(call.name, operator)
-    return rule(call)
+    return _RULES.get(call.name, operator)(call)
 
 
 def affine_layer_of(call: Call) -> AffineLayer:
@@ -156,8 +155,7 @@ _BY_HAND: dict[str, Callable[[Call], Any]] = {
 
 def _shaped(call: Call) -> Layer:
     """The numbers of one tensor as they are."""
-    alone = len(tensors_in((call.args, call.options))) == 1
-    if not alone or call.result.dtype != call.x.dtype or call.result.numel() != call.x.numel():
+    if len(call.tensors) != 1 or call.result.dtype != call.x.dtype or call.result.numel() != call.x.numel():
         return operator(call)
     return Reshape(input_shape=call.x.shape, shape=call.result.shape)
 
@@ -206,6 +204,8 @@ def _indexed(call: Call) -> Layer:
         if item != slice(None):
             where.append((axis, item))
         axis += 1
+    if not where and call.result.shape == call.x.shape:
+        return _shaped(call)
     if len(where) != 1:
         return operator(call)
     ((axis, item),) = where
@@ -320,6 +320,7 @@ _RESHAPES = ("flatten", "unflatten", "view", "view_as", "reshape", "reshape_as",
 _SHAPES: dict[str, Callable[[Call], Layer]] = {
     **dict.fromkeys((*_RESHAPES, "contiguous", "clone"), _shaped),
     **dict.fromkeys(("permute", "transpose", "swapaxes", "t", "T", "mT"), _permuted),
+    "pad": lambda call: operator(call) if any(call.argument(1, "pad")) else _shaped(call),
     "roll": _rolled,
     "getitem": _indexed,
     "select": _selected,
@@ -339,7 +340,7 @@ _SHAPES: dict[str, Callable[[Call], Layer]] = {
 
 def _pointwise(call: Call) -> Layer:
     """Slope and second derivative by torch's, where there is no shorter form."""
-    if len(tensors_in((call.args, call.options))) != 1 or call.result.dtype != call.x.dtype:
+    if len(call.tensors) != 1 or call.result.dtype != call.x.dtype:
         return operator(call)
     x, ones = call.x, torch.ones_like(call.x)
     if call.name == "gelu" and call.argument(1, "approximate", "none") == "none":
@@ -458,11 +459,12 @@ _CURVED: dict[str, Callable[[Call], Layer]] = {
     "layer_norm": _layer_norm,
     "scaled_dot_product_attention": _attention,
 }
+_RULES: dict[str, Callable[[Call], Layer]] = _BY_HAND | _SHAPES | _CURVED
 
 
 def operator(call: Call) -> Operator:
     """By torch's own derivatives."""
-    tensors = tensors_in((call.args, call.options))
+    tensors = call.tensors
     inputs = [tensor for tensor in tensors if call.depends(tensor)]
     trained = {name: tensor for tensor in tensors if (name := call.parameter(tensor)) is not None}
     others = [tensor for tensor in tensors if not call.depends(tensor) and call.parameter(tensor) is None]
@@ -491,7 +493,7 @@ class _Place:
 
 def _again(call: Call, inputs: list[int], names: list[str]) -> Callable[..., Tensor]:
     """The operator as a function of (constants, *inputs), under the autocast it ran in."""
-    numbers = iter(range(len(tensors_in((call.args, call.options)))))
+    numbers = iter(range(len(call.tensors)))
 
     def place(tensor: Tensor) -> _Place:
         name = call.parameter(tensor)

@@ -45,6 +45,19 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """What an operator made of parameters alone, and counts as one, under a name of its own."""
+
+    name: str
+    value: Tensor | None
+    """With its graph; None where the recording itself is traced, which makes none."""
+    layer: Operator | None
+    """The operator, where there is no graph."""
+    sources: dict[str, Tensor]
+    """The model's own parameters among those it was made of."""
+
+
+@dataclass(frozen=True)
 class Tape:
     """The operators from the images to the logits, in order."""
 
@@ -52,8 +65,7 @@ class Tape:
     output: int
     reads: frozenset[str]
     """The names of the parameters that they read, frozen ones too."""
-    computed: tuple[tuple[str, Operator], ...] = ()
-    """What was computed from parameters alone and counts as one: a name of its own, and how; in order."""
+    computed: tuple["Computed", ...] = ()
 
     @property
     def curved(self) -> bool:
@@ -149,7 +161,7 @@ class _Recorder(TorchFunctionMode):
         fixed = [buffer for buffer in model.buffers() if not buffer.requires_grad]  # others may come from parameters
         self.constants = {id(tensor) for tensor in [*fixed, *named.values()]} - self.parameters.keys()
         self.read: set[str] = set()
-        self.computed: list[tuple[str, Operator]] = []
+        self.computed: list[Computed] = []
         self.lost: dict[int, str] = {}
         self.replaced: dict[int, Tensor] = {}
         self.aliased: set[int] = {id(self.images)}
@@ -184,9 +196,10 @@ class _Recorder(TorchFunctionMode):
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
-        given = tensors_in(args)
-        args, options = self.current((args, kwargs or {}))
-        tensors = tensors_in((args, options))
+        given, options = tensors_in(args), kwargs or {}
+        if self.replaced:
+            args, options = self.current((args, options))
+        tensors = tensors_in((args, options)) if self.replaced or options else given
         if not torch.is_grad_enabled():
             return self._off_the_tape(func, args, options, tensors)
         if not any(map(self._depends, tensors)):
@@ -197,9 +210,9 @@ class _Recorder(TorchFunctionMode):
             return self._in_place(func, args, options, given)
         _refuse_effects(func, options)
         if func in SEVERAL:
-            return self._several(func, args, options)
+            return self._several(func, args, options, tensors)
         if func in NAMES:
-            return self._on_the_tape(func, args, options)
+            return self._on_the_tape(func, args, options, tensors)
         return self._off_the_tape(func, args, options, tensors)
 
     def _of_parameters(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
@@ -213,15 +226,16 @@ class _Recorder(TorchFunctionMode):
         works = func in OF_PARAMETERS and options.get("out") is None and not options.get("inplace", False)
         if not trained or not works or not all(map(self._is_known, tensors)):
             return self._off_the_tape(func, args, options, tensors)
-        call = self._call(OF_PARAMETERS[func], func, args, options)
+        call = self._call(OF_PARAMETERS[func], func, args, options, tensors)
         versions = [_version(tensor) for tensor in tensors]
         result = call.result
         if versions != [_version(tensor) for tensor in tensors]:
             raise NotSweepable("a parameter or a constant that an operator changes")
-        layer = operator(call)
         if not any(result is tensor for tensor in tensors):
             name = f"computed {len(self.computed)}"
-            self.computed.append((name, layer))
+            sources = {self.weights[id(tensor)]: tensor for tensor in trained if id(tensor) in self.weights}
+            value, layer = (result, None) if result.requires_grad else (None, operator(call))
+            self.computed.append(Computed(name, value, layer, sources))
             self.parameters[id(result)] = name
             self.made.add(id(result))
             self.alive.append(result)
@@ -257,7 +271,7 @@ class _Recorder(TorchFunctionMode):
         old: Any = args[0] if args else None
         if not self._depends(old) or id(old) in self.aliased:
             raise NotSweepable("an operator in place on a tensor that others may see")
-        new = self._on_the_tape(OUT_OF_PLACE.get(func, func), args, options)
+        new = self._on_the_tape(OUT_OF_PLACE.get(func, func), args, options, tensors_in((args, options)))
         if new.shape != old.shape or new.dtype != old.dtype:
             raise NotSweepable("an operator in place that changes shape or type")
         self.alive.append(given[0])
@@ -265,13 +279,12 @@ class _Recorder(TorchFunctionMode):
         self.replaced |= dict.fromkeys([id(given[0]), id(old), *same], new)
         return new
 
-    def _on_the_tape(self, func: Function, args: Any, options: Any) -> Tensor:
-        tensors = tensors_in((args, options))
+    def _on_the_tape(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Tensor:
         name = NAMES.get(func, "")
         if not name or not all(map(self._is_known, tensors)):
             why = self._why_lost([tensor for tensor in tensors if not self._is_known(tensor)])
             raise NotSweepable(why or f"{name or func} of a tensor from outside the model")
-        call = self._call(name, func, args, options)
+        call = self._call(name, func, args, options, tensors)
         with torch.no_grad():
             layer = self.layer_of(call)
             result = call.result
@@ -280,9 +293,9 @@ class _Recorder(TorchFunctionMode):
         self._note_read(tensors)
         return result
 
-    def _several(self, func: Function, args: Any, options: Any) -> Any:
+    def _several(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
         """A tensor cut into several, each a part of it."""
-        call = self._call(SEVERAL[func], func, args, options)
+        call = self._call(SEVERAL[func], func, args, options, tensors)
         if not self._depends(call.x):
             raise NotSweepable(f"{call.name} by an activation")
         with torch.no_grad():
@@ -291,8 +304,10 @@ class _Recorder(TorchFunctionMode):
             self._enter(result, [call.x], part)
         return results
 
-    def _call(self, name: str, func: Function, args: Any, options: Any) -> Call:
-        return Call(name, func, args, options, self._depends, lambda t: self.parameters.get(id(t)), self._snapshot)
+    def _call(self, name: str, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Call:
+        return Call(
+            name, func, args, options, tensors, self._depends, lambda t: self.parameters.get(id(t)), self._snapshot
+        )
 
     def _note_read(self, tensors: list[Tensor]) -> None:
         """From now on they must not change."""
@@ -344,8 +359,8 @@ class _CallRecorder(_Recorder):
             raise NotSweepable(f"no rule for {name} of an activation")
         return super()._off_the_tape(func, args, options, tensors)
 
-    def _several(self, func: Function, args: Any, options: Any) -> Any:
-        del args, options
+    def _several(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
+        del args, options, tensors
         raise NotSweepable(f"no rule for {SEVERAL[func]} of an activation")
 
 
@@ -441,9 +456,21 @@ class EagerSweeps:
     def to_parameters(self, tape: Tape, gradients: Gradients) -> Gradients:
         """Those of what was computed from parameters go on to these."""
         gradients = dict(gradients)
-        for name, layer in reversed(tape.computed):
-            if name in gradients:
-                add_to(gradients, layer.reverse(gradients.pop(name))[1].items())
+        sources: dict[str, Tensor] = {}
+        values: list[Tensor] = []
+        vectors: list[Tensor] = []
+        for made in reversed(tape.computed):
+            sources |= made.sources
+            if made.name not in gradients:
+                continue
+            if made.layer is not None:
+                add_to(gradients, made.layer.reverse(gradients.pop(made.name))[1].items())
+            elif made.value is not None:
+                values.append(made.value)
+                vectors.append(gradients.pop(made.name).to(made.value.dtype))
+        if values:
+            found = torch.autograd.grad(values, list(sources.values()), vectors, retain_graph=True, allow_unused=True)
+            add_to(gradients, ((name, g) for name, g in zip(sources, found, strict=True) if g is not None))
         return gradients
 
 
