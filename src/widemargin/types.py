@@ -227,7 +227,7 @@ class AfterAverage(Protocol):
 
 
 class Sweeps(Protocol):
-    """The four stages of an input-gradient penalty without double backward (``gradients/sweeps``).
+    """The stages of an input-gradient penalty without double backward (``gradients/sweeps``).
 
     A tape is whatever ``record`` made; its ``output`` is the number of the logits, its ``reads`` the names of the
     parameters it reads. Adjoints are (M, B, ...) for M vectors c per sample; gradients go by the
@@ -247,6 +247,9 @@ class Sweeps(Protocol):
 
     def reverse(self, tape: Any, bends: dict[int, Tensor]) -> dict[str, Tensor]:
         """The gradients through the activations."""
+
+    def to_parameters(self, tape: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients of weights that were computed from parameters, taken on to these."""
 
 
 @runtime_checkable

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from oracles import assert_all_close, images, jacobian_rows, labels, parameter_gradients, seeded
 from widemargin import ApproximateEMR, ExactEMR, StochasticEMR
 from widemargin.core.modes import evaluating
-from widemargin.gradients.sweeps.rules import NotSweepable
+from widemargin.gradients.sweeps.calls import NotSweepable
 from widemargin.gradients.sweeps.tape import record
 from widemargin.regularizers import InputGradient
 from widemargin.regularizers.emr import orthonormal_directions
@@ -63,7 +64,8 @@ def penalty_of(name: str, model: nn.Module, x: Tensor, num_classes: int = 3) -> 
 
 def penalties_slowly(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """The same penalties (B,), from Jacobians that carry their graphs."""
-    pairs = [jacobian_rows(model, sample, create_graph=True) for sample in x.split(1)]
+    with sdpa_kernel(SDPBackend.MATH):  # the only attention with a second derivative
+        pairs = [jacobian_rows(model, sample, create_graph=True) for sample in x.split(1)]
     logits, rows = (torch.stack(each) for each in zip(*pairs, strict=True))
     num_classes = logits.shape[1]
     directions = orthonormal_directions(logits.detach(), 2, drawn()) * math.sqrt(num_classes / 2)

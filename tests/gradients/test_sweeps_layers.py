@@ -11,7 +11,7 @@ from sweep_checks import Apply, check, check_layers, gradients_of, is_recorded, 
 from torch import Tensor, nn
 
 from oracles import assert_all_close, images, seeded
-from widemargin.gradients.sweeps.rules import AVERAGES, BY_HAND, CURVED, NAMES, PIECEWISE, SHAPES
+from widemargin.gradients.sweeps.calls import AVERAGES, BY_HAND, CURVED, NAMES, PIECEWISE, SHAPES
 
 Make = Callable[[], nn.Module]
 
@@ -72,6 +72,10 @@ PIECES: dict[str, Make] = {
     "dropout by channel": lambda: nn.Sequential(nn.Unflatten(1, (4, 2, 1)), nn.Dropout2d()),
     "abs": lambda: Apply(torch.abs),
     "maximum": lambda: Apply(lambda h: torch.maximum(h, 0.3 * h.flip(1))),
+    "masked_fill": lambda: Apply(lambda h: h.masked_fill(torch.arange(8) > 5, 0.5)),
+    "masked_fill by a mask of itself": lambda: Apply(lambda h: h.masked_fill(h.mean(1, keepdim=True) > 0, 0.5)),
+    "clamp": lambda: Apply(lambda h: h.clamp(-0.2, 0.3)),
+    "clamp_min": lambda: Apply(lambda h: h.clamp_min(-0.1)),
     "minimum": lambda: Apply(lambda h: torch.minimum(h, 1 - h)),
 }
 
@@ -79,6 +83,11 @@ PIECES: dict[str, Make] = {
 @pytest.mark.parametrize("name", PIECES)
 def test_piecewise_linear_activation(name: str) -> None:
     check_layers(lambda: nn.Linear(5, 8), PIECES[name], shape=(5,))
+
+
+def attention(h: Tensor) -> Tensor:
+    q, k, v = h.view(len(h), 2, 4).unsqueeze(1), h.view(len(h), 1, 4, 2).mT, h.view(len(h), 1, 2, 4)
+    return F.scaled_dot_product_attention(q, 2 * k, v.square()).flatten(1)
 
 
 CURVES: dict[str, Make] = {
@@ -98,7 +107,15 @@ CURVES: dict[str, Make] = {
     "square": lambda: Apply(torch.square),
     "sqrt": lambda: Apply(lambda h: torch.sqrt(h.square() + 0.5)),
     "rsqrt": lambda: Apply(lambda h: torch.rsqrt(h.square() + 0.5)),
+    "pow": lambda: Apply(lambda h: h**3 + h.pow(2)),
+    "pow, of a parameter": lambda: Apply(lambda h, s: (h.square() + 0.5) ** s, (8,)),
+    "norm": lambda: Apply(lambda h: h / (1 + h.norm(dim=1, keepdim=True))),
+    "log": lambda: Apply(lambda h: torch.log(h.square() + 0.5)),
+    "reciprocal": lambda: Apply(lambda h: torch.reciprocal(h.square() + 0.5)),
+    "rms_norm": partial(nn.RMSNorm, 8),
+    "scaled_dot_product_attention": lambda: Apply(attention),
     "softmax": partial(nn.Softmax, dim=1),
+    "softmax, of maps": lambda: Apply(lambda h: h.view(-1, 2, 4, 1).softmax(-2).flatten(1)),
     "normalize": lambda: Apply(F.normalize),
     "layer_norm": partial(nn.LayerNorm, 8),
     "layer_norm, plain": partial(nn.LayerNorm, 8, elementwise_affine=False),
@@ -167,17 +184,26 @@ SHAPINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "transpose": lambda h: h.transpose(-1, 1),
     "swapaxes": lambda h: torch.swapaxes(h, 1, 2),
     "movedim": lambda h: h.movedim(1, -1),
+    "t": lambda h: torch.t(h.flatten(1)).t(),
+    "T": lambda h: h.flatten(1).T.flip(0).T,
+    "mT": lambda h: h.mT * torch.arange(4.0, dtype=h.dtype).view(-1, 1, 1),
+    "select": lambda h: torch.stack([h.select(1, -1), h.select(1, 0)]).sum(0),
+    "narrow": lambda h: torch.cat([h.narrow(1, -2, 2), h.narrow(2, 1, 1).expand(-1, -1, 2, -1)], 1),
     "unsqueeze": lambda h: h.unsqueeze(1),
     "squeeze": lambda h: h[:, :1].squeeze(1),
     "expand": lambda h: h[:, :1].expand(-1, 3, -1, -1),
     "getitem": lambda h: h[:, 1::2, ..., None, 0],
+    "getitem of a place": lambda h: h[:, -1] + h[..., 1, :].flatten(1)[:, :4].view(-1, 2, 2),
+    "getitem of parts": lambda h: torch.stack([h[:, 1:3], h[:, 2:], h[:, :2]], 1),
     "getitem by tensor": lambda h: h[:, torch.tensor([2, 0, 2])],
     "getitem by a mask of itself": lambda h: torch.stack([h, -h])[(h.mean((1, 2, 3)) > 0).long(), torch.arange(len(h))],
+    "cat of a mean": lambda h: torch.cat([h.mean(1, keepdim=True), h, h.flip(1)], dim=1),
     "cat": lambda h: torch.cat([h, 2 * h, torch.ones(len(h), 1, 2, 2, dtype=h.dtype)], dim=1),
     "concat": lambda h: torch.concat((h, h), 2),
     "stack": lambda h: torch.stack([h, h.relu()], dim=1),
     "pad": lambda h: F.pad(h, (1, 0, 2, 1), value=0.5),
     "flip": lambda h: h.flip(1, 2) * torch.arange(4.0, dtype=h.dtype).view(-1, 1, 1),
+    "roll of windows": lambda h: h.roll((-1, 1), (1, -1)) * torch.arange(4.0, dtype=h.dtype).view(-1, 1, 1),
     "roll": lambda h: h.roll(1, 1) * torch.arange(4.0, dtype=h.dtype).view(-1, 1, 1),
     "pixel_shuffle": lambda h: F.pixel_shuffle(h, 2),
     "pixel_unshuffle": lambda h: F.pixel_unshuffle(h, 2),

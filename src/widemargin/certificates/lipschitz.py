@@ -19,8 +19,8 @@ from torch import Tensor
 
 from widemargin.certificates.network import AffineStep, Bend, Network, Rows
 from widemargin.gradients.jacobian import in_chunks
+from widemargin.gradients.sweeps.calls import ARITHMETIC
 from widemargin.gradients.sweeps.layers import Affine, BatchNorm, Convolution, Sum
-from widemargin.gradients.sweeps.rules import ARITHMETIC
 from widemargin.types import Norm
 
 ROUNDED = 1 + 1e-9

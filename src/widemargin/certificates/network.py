@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from widemargin.errors import InputError
+from widemargin.gradients.sweeps.calls import ARITHMETIC, AVERAGES, SHAPES, Call, NotSweepable
 from widemargin.gradients.sweeps.layers import Affine, BatchNorm, Convolution, Sum
 from widemargin.gradients.sweeps.operators import Operator, tensors_in
-from widemargin.gradients.sweeps.rules import ARITHMETIC, AVERAGES, SHAPES, Call, NotSweepable, layer_of
+from widemargin.gradients.sweeps.rules import affine_layer_of
 from widemargin.gradients.sweeps.tape import record_calls
 
 Shape = tuple[int, ...]
@@ -261,7 +262,7 @@ def _step(inputs: Shape, output: int, call: Call) -> AffineStep | Bend:
         return Bend(
             inputs=inputs, output=output, name=call.name, shape=shape, low=low, high=high, slope=slope, center=center
         )
-    layer: Any = layer_of(call)
+    layer: Any = affine_layer_of(call)
     if isinstance(layer, Operator) and (
         layer.kind != "linear" or call.name not in (*ARITHMETIC, *SHAPES, *AVERAGES, "dropout", "dropout2d")
     ):
@@ -304,7 +305,7 @@ def _ends(call: Call) -> tuple[float, float, float] | None:
     if call.name == "hardtanh":
         return float(call.argument(1, "min_val", -1.0)), float(call.argument(2, "max_val", 1.0)), 0.0
     if call.name in ("dropout", "dropout2d"):
-        layer_of(call)  # refuses one that is active
+        affine_layer_of(call)  # refuses one that is active
         return -endless, endless, 0.0
     return None
 

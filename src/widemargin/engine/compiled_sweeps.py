@@ -6,7 +6,7 @@ convolutions and products, where they exist in memory anyway; the others are com
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ class TensorReference:
 class CompiledTape(Tape):
     """What a compiled recording gave: the tape with references for tensors, and the tensors it made."""
 
-    made: list[Tensor]
-    key: Any
+    made: list[Tensor] = field(default_factory=list)
+    key: Any = None
 
 
 class CompiledSweeps:
@@ -55,7 +55,7 @@ class CompiledSweeps:
             return [logits, *made], layout
 
         (logits, *made), layout = self._run(key, trace, own, x)
-        return logits, CompiledTape(layout.entries, layout.output, layout.reads, made, key)
+        return logits, CompiledTape(layout.entries, layout.output, layout.reads, layout.computed, made, key)
 
     def adjoints(self, tape: CompiledTape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
         """From the logits to the images; only the adjoints beside heavy operators come out."""
@@ -88,6 +88,19 @@ class CompiledSweeps:
 
         found, names = self._run_on(tape, ("reverse", numbers), stage, list(bends.values()))
         return dict(zip(names, found, strict=True))
+
+    def to_parameters(self, tape: CompiledTape, gradients: Gradients) -> Gradients:
+        """Through what was computed from parameters."""
+        names = tuple(gradients)
+        if not tape.computed:
+            return gradients
+
+        def stage(whole: Tape, values: list[Tensor]) -> tuple[list[Tensor], list[str]]:
+            found = self._eager.to_parameters(whole, dict(zip(names, values, strict=True)))
+            return list(found.values()), list(found)
+
+        found, kept = self._run_on(tape, ("parameters", names), stage, list(gradients.values()))
+        return dict(zip(kept, found, strict=True))
 
     def _network_tensors(self) -> tuple[list[str], list[Tensor]]:
         named = dict(self._network.named_parameters()) | dict(self._network.named_buffers())
@@ -169,14 +182,19 @@ def _with_tensors(tape: Tape, own: Sequence[Tensor], made: Sequence[Tensor]) -> 
 
 def _replaced(tape: Tape, kind: type, change: Callable[[Any], Any]) -> Tape:
     """The tape with everything of a kind changed, in the fields of its layers and in lists there."""
-    entries = []
-    for entry in tape.entries:
+
+    def changed(layer: Any) -> Any:
         found: dict[str, Any] = {}
-        for field in fields(entry.layer):
-            value = getattr(entry.layer, field.name)
+        for name in (each.name for each in fields(layer)):
+            value = getattr(layer, name)
             if isinstance(value, kind):
-                found[field.name] = change(value)
+                found[name] = change(value)
             elif isinstance(value, list):
-                found[field.name] = [change(item) if isinstance(item, kind) else item for item in value]
-        entries.append(Entry(entry.inputs, entry.output, replace(entry.layer, **found)))
-    return replace(tape, entries=entries)
+                found[name] = [change(item) if isinstance(item, kind) else item for item in value]
+        return replace(layer, **found)
+
+    entries = [Entry(entry.inputs, entry.output, changed(entry.layer)) for entry in tape.entries]
+    computed = [
+        replace(made, sources={}, layer=None if made.layer is None else changed(made.layer)) for made in tape.computed
+    ]
+    return replace(tape, entries=entries, computed=tuple(computed))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from widemargin.core.checks import check_batch, check_model, refuse_transforms, usable
 from widemargin.core.modes import evaluating, without_ddp
 from widemargin.gradients.double_backward import refuse_coupling_scripts
-from widemargin.gradients.sweeps.rules import NotSweepable
+from widemargin.gradients.sweeps.calls import NotSweepable
 from widemargin.gradients.sweeps.tape import record
 
 

@@ -23,8 +23,8 @@ from widemargin.errors import InputError
 from widemargin.gradients.double_backward import refuse_coupling_scripts
 from widemargin.gradients.jacobian import in_chunks, logits_and_leaf, vector_jacobian_products
 from widemargin.gradients.norms import DualNorm, GradientMeasure
+from widemargin.gradients.sweeps.calls import NotSweepable
 from widemargin.gradients.sweeps.layers import Gradients
-from widemargin.gradients.sweeps.rules import NotSweepable
 from widemargin.gradients.sweeps.tape import EagerSweeps, add_to
 from widemargin.types import HasSweeps, Sweeps
 
@@ -195,6 +195,7 @@ class _Swept(torch.autograd.Function):
                 if g is None:
                     g, adjoints = _adjoints(ctx, chunk)
                 add_to(gradients, _weight_gradients(ctx, g, adjoints, weights).items())
+            gradients = ctx.sweeps.to_parameters(ctx.tape, gradients)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.tape, ctx.chunks, ctx.logits, ctx.vectors  # as torch frees what it saved
         found = [gradients[name].to(types[name]) if name in gradients else None for name in ctx.names]

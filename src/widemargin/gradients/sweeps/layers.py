@@ -4,8 +4,9 @@ A sweep carries M vectors per sample at once: adjoints and tangents are (M, B, .
 pass (B, ...). Each layer is linear in its input once the weights and the signs are fixed, so an adjoint (reverse) and a
 tangent (forward) need no activations, only masks and weights. All arithmetic is in the type the forward pass used.
 
-Every layer offers ``adjoint``, ``tangent``, ``weight_gradients`` (of <a, tangent> at fixed activations), ``reverse``
-(the ordinary backward pass, which needs the activations) and ``forget`` (itself without them). Batch norm may also have
+Every layer offers ``adjoint``, ``tangent``, ``weight_gradients`` (of <a, tangent> at fixed activations), ``bend`` (the
+two at once, and what a curved layer adds to the activations), ``reverse`` (the ordinary backward pass, which needs the
+activations) and ``forget`` (itself without them). Batch norm may also have
 been folded into one multiply-add per element, by scales and shifts made once per step (``folded_batch_norm``): an
 operator of its own, so that a recording still knows whose weight and bias it is.
 """
@@ -24,14 +25,40 @@ Vectors = list[Tensor]
 _convolution_backward = torch.ops.aten.convolution_backward.default
 
 
+Bent = tuple[Tensor, Gradients, Vectors]
+"""The tangent, gradients of <a, tangent> by the parameters, and by the activations (B, ...) where it is curved."""
+
+
+class LinearLayer:
+    """A layer that is linear in its inputs; without weights, if nothing else is said, and without activations."""
+
+    curved: ClassVar[bool] = False
+
+    def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
+        """None."""
+        del tangents, a
+        return {}
+
+    def tangent(self, tangents: Vectors) -> Tensor:
+        """The layer itself, on vectors."""
+        raise NotImplementedError
+
+    def bend(self, tangents: Vectors, a: Tensor) -> Bent:
+        """It bends nothing."""
+        return self.tangent(tangents), self.weight_gradients(tangents, a), []
+
+    def forget(self) -> Self:
+        """As it is."""
+        return self
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Weighted:
+class _Weighted(LinearLayer):
     """A layer with a weight and a bias; the names are those that are trained. Its input is for ``reverse`` alone."""
 
     weight_name: str | None
     bias_name: str | None
     x: Tensor | None
-    curved: ClassVar[bool] = False
 
     @property
     def _input(self) -> Tensor:
@@ -172,23 +199,8 @@ class BatchNorm(_Weighted):
         return values.sum([0, *range(2, values.dim())])
 
 
-class _Weightless:
-    """A layer without weights, which keeps no activations either."""
-
-    curved: ClassVar[bool] = False
-
-    def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
-        """None."""
-        del tangents, a
-        return {}
-
-    def forget(self) -> Self:
-        """As it is."""
-        return self
-
-
 @dataclass(frozen=True, kw_only=True)
-class Slopes(_Weightless):
+class Slopes(LinearLayer):
     """A piecewise linear activation: slope 1 where ``passes``, another elsewhere."""
 
     passes: Tensor
@@ -219,7 +231,7 @@ class Slopes(_Weightless):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sum(_Weightless):
+class Sum(LinearLayer):
     """x1 + x2 of one shape and type: a residual connection."""
 
     def adjoint(self, a: Tensor) -> Vectors:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from widemargin.gradients.sweeps.layers import Gradients, Vectors
+from widemargin.gradients.sweeps.layers import Bent, Gradients, Vectors
 
 
 def mapped(value: Any, change: Callable[[Any], Any], of: type = Tensor) -> Any:
@@ -32,8 +32,24 @@ def mapped(value: Any, change: Callable[[Any], Any], of: type = Tensor) -> Any:
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors of a nest, in order."""
     found: list[Tensor] = []
-    mapped(value, found.append)
+    _collect(value, found)
     return found
+
+
+_PLAIN = {int, float, bool, str, type(None), type(Ellipsis), slice, torch.dtype, torch.device}
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
+    if type(value) in _PLAIN:
+        return
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _collect(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, found)
 
 
 Kind = Literal["linear", "piecewise", "curved"]
@@ -64,6 +80,8 @@ class Operator:
     """The parameters' names, for the inputs at the end."""
     multiplies: bool = False
     """Whether it is a product or a quotient."""
+    homogeneous: bool = False
+    """Whether it is linear without an offset: a tangent goes the way of the activations."""
 
     @property
     def factors(self) -> list[str]:
@@ -98,6 +116,8 @@ class Operator:
     @_TRANSFORMS
     def tangent(self, tangents: Vectors) -> Tensor:
         """Torch's own forward derivative."""
+        if self.homogeneous:
+            return _for_each(lambda *vectors: (self._of_slots(*vectors),), *tangents)[0]
         slots = self._values[: self._slots]
 
         def push(*vectors: Tensor) -> tuple[Tensor]:
@@ -108,13 +128,17 @@ class Operator:
 
     def weight_gradients(self, tangents: Vectors, a: Tensor) -> Gradients:
         """d <a, tangent> / d parameters."""
-        if not self.names:
+        if not self.names or not (self.multiplies or self.curved):
             return {}
-        return dict(zip(self.names, self._second(tangents, a)[self._slots :], strict=True))
+        return dict(zip(self.names, self._second(tangents, a)[1 + self._slots :], strict=True))
 
-    def curvature(self, tangents: Vectors, a: Tensor) -> Vectors:
-        """d <a, tangent> / d activations."""
-        return list(self._second(tangents, a)[: self._slots])
+    def bend(self, tangents: Vectors, a: Tensor) -> Bent:
+        """What <a, tangent> depends on; by a it is the tangent."""
+        if not self.curved:
+            return self.tangent(tangents), self.weight_gradients(tangents, a), []
+        tangent, *found = self._second(tangents, a)
+        gradients = dict(zip(self.names, found[self._slots :], strict=True))
+        return tangent, gradients, list(found[: self._slots])
 
     @_TRANSFORMS
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
@@ -130,15 +154,16 @@ class Operator:
 
     @_TRANSFORMS
     def _second(self, tangents: Vectors, a: Tensor) -> tuple[Tensor, ...]:
-        """d <a, tangent> / d inputs, as d <adjoint, t>: torch's reverse over forward is wrong for layer norm."""
+        """d <a, tangent> / d (a, inputs), as d <adjoint, t>: torch's reverse over forward is wrong for layer norm."""
 
-        def along(*inputs: Tensor) -> Tensor:
+        def along(vectors: Tensor, *inputs: Tensor) -> Tensor:
             slots, parameters = inputs[: self._slots], inputs[self._slots :]
             pull = _pullback(lambda *values: self._apply(*values, *parameters), slots)
-            pairs = zip(_for_each(pull, a), tangents, strict=True)
+            pairs = zip(_for_each(pull, vectors), tangents, strict=True)
             return torch.stack([(back * t).sum() for back, t in pairs]).sum()
 
-        gradients: tuple[Tensor, ...] = torch.func.grad(along, argnums=tuple(range(len(self.inputs))))(*self._values)
+        values = self._values
+        gradients: tuple[Tensor, ...] = torch.func.grad(along, argnums=tuple(range(1 + len(values))))(a, *values)
         return gradients
 
 

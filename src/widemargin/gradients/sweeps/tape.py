@@ -6,8 +6,11 @@ after W and t the tangent before it: one ordinary weight-gradient kernel per lay
 hand (``tangents``). Where an operator is curved, or c depends on the logits, an ordinary reverse pass adds what reaches
 the weights through the activations (``reverse``). The engine compiles them.
 
-Whatever the tape cannot account for (a custom autograd function, a weight computed from parameters, an operator it does
-not know, a tensor from nowhere, what ``no_grad`` hides) raises ``NotSweepable``, and the caller falls back to double
+What a forward computes from parameters alone (a class token for every image, a weight from its parametrization) is one
+more parameter to the sweeps; its gradient goes on to those it was made of in the end (``to_parameters``).
+
+Whatever the tape cannot account for (a custom autograd function, an operator it does not know, a tensor from nowhere,
+what ``no_grad`` hides) raises ``NotSweepable``, and the caller falls back to double
 backward. Nothing is guessed. Operators that work in place run out of place here; the tensor they would have changed is
 replaced wherever it is used again.
 """
@@ -23,9 +26,11 @@ from torch.overrides import TorchFunctionMode
 
 from widemargin.core.checks import logits_of
 from widemargin.gradients.double_backward import eager_operators
+from widemargin.gradients.sweeps.calls import NAMES, OF_PARAMETERS, OUT_OF_PLACE, SEVERAL, Call, Function, NotSweepable
 from widemargin.gradients.sweeps.layers import Gradients, Slopes
 from widemargin.gradients.sweeps.operators import Operator, mapped, tensors_in
-from widemargin.gradients.sweeps.rules import NAMES, OUT_OF_PLACE, Call, Function, Layer, NotSweepable, layer_of
+from widemargin.gradients.sweeps.rules import Layer, layer_of, operator, parts_of
+from widemargin.gradients.sweeps.shapes import Part
 
 _REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__get__
 
@@ -40,6 +45,19 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """What an operator made of parameters alone, and counts as one, under a name of its own."""
+
+    name: str
+    value: Tensor | None
+    """With its graph; None where the recording itself is traced, which makes none."""
+    layer: Operator | None
+    """The operator, where there is no graph."""
+    sources: dict[str, Tensor]
+    """The model's own parameters among those it was made of."""
+
+
+@dataclass(frozen=True)
 class Tape:
     """The operators from the images to the logits, in order."""
 
@@ -47,6 +65,7 @@ class Tape:
     output: int
     reads: frozenset[str]
     """The names of the parameters that they read, frozen ones too."""
+    computed: tuple["Computed", ...] = ()
 
     @property
     def curved(self) -> bool:
@@ -62,9 +81,10 @@ def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor
     _check_hooks(model)
     recorder = _Recorder(model, x, trained, layer_of)
     logits = recorder.run()
-    tape = _tidied(Tape(recorder.entries, recorder.finish(logits), frozenset(recorder.read)))
+    output = recorder.finish(logits)
+    tape = _tidied(Tape(recorder.entries, output, frozenset(recorder.read), tuple(recorder.computed)))
     _check_trains(tape)
-    if any(isinstance(entry.layer, Operator) for entry in tape.entries):
+    if tape.computed or any(isinstance(entry.layer, Operator) for entry in tape.entries):
         _check_transforms()
     return logits, tape
 
@@ -99,7 +119,8 @@ def _check_transforms() -> None:
 def _check_trains(tape: Tape) -> None:
     """A penalty that trains nothing is refused, in the words of double backward."""
     acting = ["weight_name", "factors"]
-    moving = ["bias_name", "names"] if tape.curved else []  # what is added acts by moving activations along a curve
+    # what is added acts by moving activations along a curve
+    moving = ["bias_name", "mask_name", "names"] if tape.curved else []
     if not any(getattr(entry.layer, name, None) for entry in tape.entries for name in acting + moving):
         raise NotSweepable("no parameter that is trained changes an input gradient")
 
@@ -123,9 +144,9 @@ def _tidied(tape: Tape) -> Tape:
 class _Recorder(TorchFunctionMode):
     """Sees every call of a torch operator. Tensors are known by their id, so all that are known are held alive.
 
-    ``number``: those that depend on the images. ``parameters``: those that are trained. ``constants``: the rest that
-    may be used. A tensor that is none of these came about in a way that was not seen, and may not be used; ``lost``
-    says how, where that was seen.
+    ``number``: those that depend on the images. ``parameters``: those that are trained, and what is computed from such
+    alone. ``constants``: the rest that may be used. A tensor that is none of these came about in a way that was not
+    seen, and may not be used; ``lost`` says how, where that was seen.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, trained: frozenset[str], layer_of: Callable[[Call], Any]) -> None:
@@ -140,9 +161,11 @@ class _Recorder(TorchFunctionMode):
         fixed = [buffer for buffer in model.buffers() if not buffer.requires_grad]  # others may come from parameters
         self.constants = {id(tensor) for tensor in [*fixed, *named.values()]} - self.parameters.keys()
         self.read: set[str] = set()
+        self.computed: list[Computed] = []
         self.lost: dict[int, str] = {}
         self.replaced: dict[int, Tensor] = {}
         self.aliased: set[int] = {id(self.images)}
+        self.made: set[int] = set()
         self.alive: list[Any] = [self.images, *named.values(), *model.buffers()]
         self.versions = [(self.images, _version(self.images))]
 
@@ -173,19 +196,51 @@ class _Recorder(TorchFunctionMode):
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
-        given = tensors_in(args)
-        args, options = self.current((args, kwargs or {}))
-        tensors = tensors_in((args, options))
-        if not any(map(self._depends, tensors)) or not torch.is_grad_enabled():
+        given, options = tensors_in(args), kwargs or {}
+        if self.replaced:
+            args, options = self.current((args, options))
+        tensors = tensors_in((args, options)) if self.replaced or options else given
+        if not torch.is_grad_enabled():
             return self._off_the_tape(func, args, options, tensors)
+        if not any(map(self._depends, tensors)):
+            return self._of_parameters(func, args, options, tensors)
         if func == _REQUIRES_GRAD and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
             return True  # as in a pass with a graph: the model may go on to put a hook there
         if func in OUT_OF_PLACE or options.get("inplace", False):
             return self._in_place(func, args, options, given)
         _refuse_effects(func, options)
+        if func in SEVERAL:
+            return self._several(func, args, options, tensors)
         if func in NAMES:
-            return self._on_the_tape(func, args, options)
+            return self._on_the_tape(func, args, options, tensors)
         return self._off_the_tape(func, args, options, tensors)
+
+    def _of_parameters(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
+        """What is computed from parameters, and constants perhaps, is one more parameter.
+
+        It has its graph, as in any pass: a model may keep it for later.
+        """
+        if any(id(tensor) in self.made for tensor in tensors):
+            _refuse_effects(func, options)
+        trained = [tensor for tensor in tensors if id(tensor) in self.parameters]
+        works = func in OF_PARAMETERS and options.get("out") is None and not options.get("inplace", False)
+        if not trained or not works or not all(map(self._is_known, tensors)):
+            return self._off_the_tape(func, args, options, tensors)
+        call = self._call(OF_PARAMETERS[func], func, args, options, tensors)
+        versions = [_version(tensor) for tensor in tensors]
+        result = call.result
+        if versions != [_version(tensor) for tensor in tensors]:
+            raise NotSweepable("a parameter or a constant that an operator changes")
+        if not any(result is tensor for tensor in tensors):
+            name = f"computed {len(self.computed)}"
+            sources = {self.weights[id(tensor)]: tensor for tensor in trained if id(tensor) in self.weights}
+            value, layer = (result, None) if result.requires_grad else (None, operator(call))
+            self.computed.append(Computed(name, value, layer, sources))
+            self.parameters[id(result)] = name
+            self.made.add(id(result))
+            self.alive.append(result)
+            self._note_read([*tensors, result])
+        return result
 
     def _off_the_tape(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
         """Its result may be used there if it is a constant: made of such, or no real numbers.
@@ -216,7 +271,7 @@ class _Recorder(TorchFunctionMode):
         old: Any = args[0] if args else None
         if not self._depends(old) or id(old) in self.aliased:
             raise NotSweepable("an operator in place on a tensor that others may see")
-        new = self._on_the_tape(OUT_OF_PLACE.get(func, func), args, options)
+        new = self._on_the_tape(OUT_OF_PLACE.get(func, func), args, options, tensors_in((args, options)))
         if new.shape != old.shape or new.dtype != old.dtype:
             raise NotSweepable("an operator in place that changes shape or type")
         self.alive.append(given[0])
@@ -224,22 +279,41 @@ class _Recorder(TorchFunctionMode):
         self.replaced |= dict.fromkeys([id(given[0]), id(old), *same], new)
         return new
 
-    def _on_the_tape(self, func: Function, args: Any, options: Any) -> Tensor:
-        tensors = tensors_in((args, options))
+    def _on_the_tape(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Tensor:
         name = NAMES.get(func, "")
         if not name or not all(map(self._is_known, tensors)):
             why = self._why_lost([tensor for tensor in tensors if not self._is_known(tensor)])
             raise NotSweepable(why or f"{name or func} of a tensor from outside the model")
-        call = Call(name, func, args, options, self._depends, lambda t: self.parameters.get(id(t)), self._snapshot)
+        call = self._call(name, func, args, options, tensors)
         with torch.no_grad():
             layer = self.layer_of(call)
             result = call.result
         if not any(result is tensor for tensor in tensors):
             self._enter(result, [tensor for tensor in tensors if self._depends(tensor)], layer)
-        read = [tensor for tensor in tensors if id(tensor) in self.weights]
-        self.read |= {self.weights[id(tensor)] for tensor in read}
-        self.versions += [(tensor, _version(tensor)) for tensor in read]
+        self._note_read(tensors)
         return result
+
+    def _several(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
+        """A tensor cut into several, each a part of it."""
+        call = self._call(SEVERAL[func], func, args, options, tensors)
+        if not self._depends(call.x):
+            raise NotSweepable(f"{call.name} by an activation")
+        with torch.no_grad():
+            results = func(*args, **options)
+        for result, part in zip(results, parts_of(call, results), strict=True):
+            self._enter(result, [call.x], part)
+        return results
+
+    def _call(self, name: str, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Call:
+        return Call(
+            name, func, args, options, tensors, self._depends, lambda t: self.parameters.get(id(t)), self._snapshot
+        )
+
+    def _note_read(self, tensors: list[Tensor]) -> None:
+        """From now on they must not change."""
+        read = [tensor for tensor in tensors if id(tensor) in self.weights or id(tensor) in self.made]
+        self.read |= {self.weights[id(tensor)] for tensor in read if id(tensor) in self.weights}
+        self.versions += [(tensor, _version(tensor)) for tensor in read]
 
     def _enter(self, result: Tensor, inputs: list[Tensor], layer: Layer) -> None:
         number = len(self.entries) + 1
@@ -268,7 +342,8 @@ class _Recorder(TorchFunctionMode):
 
     def _snapshot(self, constant: Tensor) -> Tensor:
         """Weights as they are: autograd notices when they change. Of anything else a copy."""
-        return constant if id(constant) in self.weights else constant.clone()
+        known = id(constant) in self.weights or id(constant) in self.made
+        return constant.detach() if known else constant.clone()
 
 
 _METADATA = {"size", "dim", "ndimension", "numel", "nelement", "stride", "get_device", "element_size", "is_contiguous"}
@@ -284,11 +359,15 @@ class _CallRecorder(_Recorder):
             raise NotSweepable(f"no rule for {name} of an activation")
         return super()._off_the_tape(func, args, options, tensors)
 
+    def _several(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
+        del args, options, tensors
+        raise NotSweepable(f"no rule for {SEVERAL[func]} of an activation")
+
 
 def _refuse_effects(func: Function, options: dict[str, Any]) -> None:
     """What would change a tensor in a way that cannot be followed, or take its numbers out of torch."""
     name = getattr(func, "__name__", str(func))
-    changes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__set")
+    changes = name.startswith(("register_", "__set")) or (name.endswith("_") and not name.endswith("__"))
     if changes or options.get("out") is not None or name in ("numpy", "__array__"):
         raise NotSweepable(f"no rule for {name} on an activation")
 
@@ -330,11 +409,15 @@ class EagerSweeps:
     def adjoints(self, tape: Tape, cotangents: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(g (M, B, ...), the adjoint (M, B, ...) of every operator's result, in the tape's order)."""
         at: Values = {tape.output: cotangents}
+        own: set[int] = set()
         adjoints: list[Tensor] = []
         for entry in reversed(tape.entries):
             a = at.pop(entry.output)
             adjoints.append(a)
-            add_to(at, zip(entry.inputs, entry.layer.adjoint(a), strict=True))
+            if isinstance(entry.layer, Part):
+                _add_part(at, own, entry.inputs[0], entry.layer, a, 1)
+            else:
+                _add_vectors(at, own, entry.inputs, entry.layer.adjoint(a))
         return at[0], adjoints[::-1]
 
     def tangents(self, tape: Tape, adjoints: list[Tensor], v: Tensor) -> tuple[Tensor, Gradients, Values]:
@@ -345,10 +428,9 @@ class EagerSweeps:
         last_use = {number: i for i, entry in enumerate(tape.entries) for number in entry.inputs}
         for i, (entry, a) in enumerate(zip(tape.entries, adjoints, strict=True)):
             layer, tangents = entry.layer, [at[number] for number in entry.inputs]
-            add_to(gradients, layer.weight_gradients(tangents, a).items())
-            if isinstance(layer, Operator) and layer.curved:
-                add_to(bends, zip(entry.inputs, layer.curvature(tangents, a), strict=True))
-            at[entry.output] = layer.tangent(tangents)
+            at[entry.output], found, bent = layer.bend(tangents, a)
+            add_to(gradients, found.items())
+            add_to(bends, zip(entry.inputs, bent, strict=layer.curved))
             for number in entry.inputs:
                 if last_use[number] == i:
                     at.pop(number, None)
@@ -357,11 +439,52 @@ class EagerSweeps:
     def reverse(self, tape: Tape, bends: Values) -> Gradients:
         """The ordinary backward pass from ``bends``."""
         at = dict(bends)
+        own: set[int] = set()
         gradients: Gradients = {}
         for entry in reversed(tape.entries):
             b = at.pop(entry.output, None)
-            if b is not None:
-                vectors, found = entry.layer.reverse(b)
-                add_to(gradients, found.items())
-                add_to(at, zip(entry.inputs, vectors, strict=True))
+            if b is None:
+                continue
+            if isinstance(entry.layer, Part):
+                _add_part(at, own, entry.inputs[0], entry.layer, b, 0)
+                continue
+            vectors, found = entry.layer.reverse(b)
+            add_to(gradients, found.items())
+            _add_vectors(at, own, entry.inputs, vectors)
         return gradients
+
+    def to_parameters(self, tape: Tape, gradients: Gradients) -> Gradients:
+        """Those of what was computed from parameters go on to these."""
+        gradients = dict(gradients)
+        sources: dict[str, Tensor] = {}
+        values: list[Tensor] = []
+        vectors: list[Tensor] = []
+        for made in reversed(tape.computed):
+            sources |= made.sources
+            if made.name not in gradients:
+                continue
+            if made.layer is not None:
+                add_to(gradients, made.layer.reverse(gradients.pop(made.name))[1].items())
+            elif made.value is not None:
+                values.append(made.value)
+                vectors.append(gradients.pop(made.name).to(made.value.dtype))
+        if values:
+            found = torch.autograd.grad(values, list(sources.values()), vectors, retain_graph=True, allow_unused=True)
+            add_to(gradients, ((name, g) for name, g in zip(sources, found, strict=True) if g is not None))
+        return gradients
+
+
+def _add_vectors(at: Values, own: set[int], numbers: tuple[int, ...], vectors: list[Tensor]) -> None:
+    """Add each to what there is of its number; only totals in ``own`` may be written to."""
+    add_to(at, zip(numbers, vectors, strict=True))
+    own.difference_update(numbers)
+
+
+def _add_part(at: Values, own: set[int], number: int, layer: Part, part: Tensor, first: int) -> None:
+    """Without a tensor of zeros for each part."""
+    if number in own:
+        layer.add(at[number], part, first)
+        return
+    whole = layer.add(None, part, first)
+    at[number] = at[number] + whole if number in at else whole
+    own.add(number)
