@@ -242,6 +242,19 @@ def test_refused_with_a_reason(objective: str, penalty: str, head: str) -> None:
         run_of(objective, penalty, head)
 
 
+@pytest.mark.parametrize("awp", [None, AWP], ids=["", "awp"])
+@pytest.mark.parametrize("objective", OBJECTIVE_CASES)
+def test_frozen_batch_norms(objective: str, awp: AWPConfig | None) -> None:
+    """Of the model: a teacher that begins with it has statistics of its own to learn."""
+    config = replace(run_of(objective, "approximate-clean", "linear"), freeze_batch_norm=True, awp=awp)
+    state = make_state(config, tiny_set())
+    before = {name: value.clone() for name, value in state.nets.model.named_buffers()}
+    values = train_step(state, config.objective, config.penalties(), batch(), CONTEXT, awp=config.awp)
+    assert values["total"].isfinite().all()
+    assert all(torch.equal(value, before[name]) for name, value in state.nets.model.named_buffers())
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in state.nets.model.parameters())
+
+
 def test_emr_and_igr_together() -> None:
     both = {**PENALTY_CASES["approximate-adversarial"], **PENALTY_CASES["igr-clean"]}
     config = replace(run_of("trades-kl", "none", "linear"), **both)

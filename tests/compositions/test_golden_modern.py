@@ -9,8 +9,14 @@ from torch import Tensor, nn
 from oracles import Network, assert_close_to_largest, golden, modern_net, parameter_gradients, under
 from widemargin import FGSM, PGD, losses
 from widemargin.attacks.pgd import fgsm_rs, n_fgsm
-from widemargin.objectives import Adversarial, Score, Trades
+from widemargin.config import IGRConfig
+from widemargin.data import Batch
+from widemargin.objectives import Adversarial, Score, Standard, Trades
 from widemargin.regularizers import InputGradient
+from widemargin.schedules import WarmUp
+from widemargin.training import StepContext, train_step
+from widemargin.training.fine_tuning import freeze_batch_norms
+from widemargin.training.state import TrainState
 from widemargin.types import Nets, Objective, Outcome
 
 F64, F32 = torch.float64, torch.float32
@@ -162,3 +168,26 @@ def test_gradient_norm_of_rodriguez_munoz(net: str, step: int, ramp: float, dtyp
     check(loss, f"{case}/loss", dtype, f64=f64, f32=f32)
     for name, gradient in parameter_gradients(model, loss).items():
         check(gradient, f"{case}/grad/{name}", dtype, f64=f64, f32=1e-4)
+
+
+@DTYPES
+@pytest.mark.parametrize("net", ["cnn_relu", "cnn_gelu"])
+def test_a_step_of_rodriguez_munoz(net: str, dtype: torch.dtype) -> None:
+    """After 2 of the 5 epochs of the ramp, batch norms frozen: the loss over 0.8, its gradients, no new statistics."""
+    inner, x, y = modern_net(net, dtype)
+    case, mean, std = f"dbp/{net}/DBP_a1", 0.4, 0.225
+    whole = Network(lambda self, images: self.model((images - mean) / std), model=inner).train()
+    freeze_batch_norms(whole)
+    statistics = {name: buffer.clone() for name, buffer in whole.named_buffers()}
+    ramp = WarmUp(epochs=5)
+    igr = IGRConfig(weight=6 / 255, norm="linf", squared=False, label_smoothing=0.1, schedule=ramp).penalty()
+    state = TrainState(nets=Nets(model=whole), optimizer=torch.optim.SGD(whole.parameters(), lr=0.1))
+    batch = Batch(step=0, indices=torch.arange(len(y)), images=mean + std * x, labels=y)
+    context = StepContext(seed=0, epoch=2, step=0, steps_per_epoch=1)
+    values = train_step(state, Standard(label_smoothing=0.1), (igr,), batch, context)
+    f64, f32 = 1e-7, 1e-5  # the stored targets are float32
+    check(0.8 * values["total"].mean(), f"{case}/loss", dtype, f64=f64, f32=f32)
+    for name, parameter in inner.named_parameters():
+        assert parameter.grad is not None
+        check(0.8 * parameter.grad, f"{case}/grad/{name}", dtype, f64=f64, f32=1e-4)
+    assert all(torch.equal(buffer, statistics[name]) for name, buffer in whole.named_buffers())

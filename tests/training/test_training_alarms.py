@@ -1,13 +1,19 @@
 """Alarms: found from the lines of the metrics, told once, with a suggestion, whatever stops and goes on between."""
 
 import warnings
+from dataclasses import dataclass
 
 import pytest
+import torch
+from torch import nn
 
 from faults import interrupted
+from widemargin.data import load
 from widemargin.errors import WidemarginWarning
+from widemargin.models import MODELS
+from widemargin.models.classifier import Classifier, InitializedConfig
 from widemargin.report.runs import RunAlarm, read_run
-from widemargin.training import train, trainer
+from widemargin.training import Splits, train, trainer
 from widemargin.training.alarms import meaning_of, new_alarms
 from widemargin.training.run_folder import read_metrics
 
@@ -59,6 +65,25 @@ def test_catastrophic_overfitting(tiny, settings, training, robust, expected):
     assert told(lines, config) == expected
 
 
+TEXTBOOK = {
+    "train_accuracy": [
+        *(0.0, 4.5, 11.2, 14.1, 15.2, 16.0, 16.2, 16.5, 16.6, 17.0),
+        *(17.1, 17.0, 17.4, 17.6, 18.0, 18.6, 19.5, 21.6, 24.4, 31.1),
+    ],
+    "validation_robust": [
+        *(0.0, 9.6, 12.2, 13.1, 14.3, 15.0, 14.3, 13.7, 14.7, 14.4),
+        *(16.3, 15.3, 14.5, 13.8, 12.8, 12.8, 2.6, 0.3, 0.0, 0.1),
+    ],
+}
+"""Measured: FGSM at 10/255 on CIFAR-10, a convolution of 4 filters and a linear layer (docs/reliability.md)."""
+
+
+def test_the_textbook_collapse_is_told_in_its_epoch_and_as_nothing_else(tiny):
+    assert told(lines_of(**TEXTBOOK), tiny(AT, PGD, HELD)) == [(17, CO)]
+    before = {name: values[:16] for name, values in TEXTBOOK.items()}
+    assert told(lines_of(**before), tiny(AT, PGD, HELD)) == []
+
+
 FALLING = [40, 50, 45, 44, 45, 43, 44, 42]
 
 
@@ -89,12 +114,13 @@ def test_robust_overfitting_is_a_fall_while_training_goes_on_learning(tiny, held
         ((EMR,), [5, 4, 3, 3, 3, 3, 3, 3], [1.0] * 8, []),  # nothing moves any more
         ((EMR,), [0, 0, 0, 0, 0, 0, 0, 0], [1.0] * 8, [(5, "emr-still")]),
         ((EMR, "emr.weight=0.0"), [0, 0, 0, 0, 0, 0, 0, 0], None, []),  # switched off
+        (("grad_align={weight=0.2, eps=0.1}",), [0, 0, 0, 0, 0, 0, 0, 0], None, [(5, "grad_align-still")]),
         (("igr={weight=0.1}",), [5, 4, 3, 3, 3, 3, 3, 3], None, [(7, "igr-still")]),
         ((), [5, 4, 3, 3, 3, 3, 3, 3], None, []),
     ],
 )
 def test_a_penalty_that_stands_still(tiny, settings, values, loss, expected):
-    name = "igr" if "igr" in str(settings) else "emr"
+    name = next((name for name in ("igr", "grad_align") if name in str(settings)), "emr")
     lines = lines_of(**{name: values})
     for number, line in enumerate(lines if loss else []):
         line["loss"] = loss[number]
@@ -162,9 +188,61 @@ def test_every_alarm_has_a_meaning(tiny):
     config = tiny(AT, PGD, HELD, EMR, "igr={weight=0.1}")
     robust = [38.0, 5.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     lines = lines_of(train_accuracy=RISING, validation_robust=robust, emr=[3.0] * 8, igr=[0.0] * 8)
-    alarms = new_alarms(lines, config)
+    alarms = new_alarms(lines, config) + new_alarms(lines_of(train_accuracy=RISING, validation_robust=FALLING), config)
     assert {alarm.name for alarm in alarms} == {CO, RO, "emr-still", "igr-still"}
     for alarm in alarms:
         meaning = meaning_of(alarm.name)
         assert meaning.message
         assert meaning.suggestion == alarm.suggestion != ""
+
+
+# The textbook collapse, small enough to be trained here
+
+
+class FewFilters(Classifier):
+    """A convolution and a linear layer."""
+
+    def __init__(self, *, image_shape, num_classes, make_head, normalize, activation):
+        channels, height, width = image_shape
+        sizes = {"num_classes": num_classes, "feature_size": 4 * height * width}
+        super().__init__(image_shape=image_shape, normalize=normalize, **sizes)
+        self.conv = nn.Conv2d(channels, 4, 3, padding=1)
+        self.fc = self._new_head(make_head)
+
+    def embed(self, x):
+        return torch.relu(self.conv(x)).flatten(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewFiltersConfig(InitializedConfig):
+    architecture = FewFilters
+
+
+SMALL = (
+    'data={name="cifar10-embedded"}',
+    'model={kind="few-filters", init="he"}',
+    'optimizer={kind="adamw", lr=0.005, weight_decay=0.0}',
+    'watch={every=15, attack={kind="pgd", eps="10/255", step_size="2.5/255", steps=10}, margins=[]}',
+    "batch_size=50",
+    "epochs=240",
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("attack", "expected"),
+    [('{kind="fgsm", eps="10/255"}', [CO]), ('{kind="fgsm", eps="10/255", noise="20/255", clip=false}', [])],
+    ids=["fgsm", "n-fgsm"],
+)
+def test_a_small_network_learns_to_fool_fgsm_and_not_n_fgsm(attack, expected, tiny, tmp_path, monkeypatch):
+    """Watched on the images it trains on, where a collapse shows as well."""
+    monkeypatch.setitem(MODELS, "few-filters", FewFiltersConfig)
+    config = tiny(*SMALL, f'objective={{kind="adversarial", attack={attack}}}')
+    images = load("cifar10-embedded", "train")
+    splits = Splits(train=images, validation=None, test=images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WidemarginWarning)
+        lines = train(config, out=tmp_path, splits=splits, device="cpu", checkpoint_pause=1e9).metrics
+    assert [name for line in lines for name in line.get("alarms", [])] == expected
+    assert (lines[-1]["test_robust"] < 25) == (expected == [CO])
+    assert lines[-1]["train_accuracy"] > 75

@@ -38,8 +38,8 @@ MOVES = 1e-2
 _MEANINGS = {
     CATASTROPHIC_OVERFITTING: (
         "accuracy under attack collapsed while accuracy in training rose",
-        "the model has learned to fool the attack it trains with: use more steps (objective.attack), a random start "
-        "or a lower learning rate",
+        "the model has learned to fool the attack it trains with: use more steps (objective.attack), more "
+        "noise (N-FGSM: twice eps, and no clip), grad_align, or a lower learning rate",
     ),
     ROBUST_OVERFITTING: (
         "accuracy under attack on held-out images fell below its best and stayed there while accuracy in training rose",
@@ -62,7 +62,10 @@ def meaning_of(name: str) -> Alarm:
 def new_alarms(lines: Lines, config: RunConfig) -> list[Alarm]:
     """The alarms that the last line raises and no line before it did."""
     raised = {name for line in lines[:-1] for name in line.get("alarms", [])}
-    found = [_catastrophic_overfitting(lines, config), _robust_overfitting(lines, config)]
+    collapsed = _catastrophic_overfitting(lines, config)
+    found = [collapsed]
+    if collapsed is None and CATASTROPHIC_OVERFITTING not in raised:  # which is worse, and needs another remedy
+        found.append(_robust_overfitting(lines, config))
     found += [_still(lines, penalty.name) for penalty in config.penalties() if penalty.weight > 0]
     return [alarm for alarm in found if alarm is not None and alarm.name not in raised]
 
