@@ -59,6 +59,9 @@ def _in_place() -> dict[Function, Function]:
 
 NAMES = _functions()
 """The name of every known operator."""
+METADATA = {Tensor.size, Tensor.dim, Tensor.stride, Tensor.numel, Tensor.is_floating_point, Tensor.is_contiguous}
+METADATA |= {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "layout")}
+"""Those that ask for no numbers."""
 OF_PARAMETERS = NAMES | {torch._weight_norm: "weight_norm", torch.mv: "mv", torch.dot: "dot", torch.vdot: "vdot"}
 """Those that may compute a weight from parameters: what they are is for torch to differentiate."""
 OUT_OF_PLACE = _in_place()

@@ -51,8 +51,8 @@ class Pointwise(_Curved):
     x: Tensor
     slope: Tensor
     """f'(x)."""
-    second: Callable[[Tensor], Tensor]
-    """x -> f''(x)."""
+    second: Callable[[Tensor, Tensor], Tensor]
+    """(x, f'(x)) -> f''(x)."""
 
     def adjoint(self, a: Tensor) -> Vectors:
         """Times the slope."""
@@ -65,7 +65,7 @@ class Pointwise(_Curved):
     def bend(self, tangents: Vectors, a: Tensor) -> Bent:
         """a t f''(x)."""
         (t,) = tangents
-        return t * self.slope, {}, [total(a * t).mul_(self.second(self.x))]
+        return t * self.slope, {}, [total(a * t).mul_(self.second(self.x, self.slope))]
 
     def reverse(self, b: Tensor) -> tuple[Vectors, Gradients]:
         """Times the slope."""

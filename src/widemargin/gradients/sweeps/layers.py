@@ -187,7 +187,8 @@ class BatchNorm(_Weighted):
         """The ordinary backward pass."""
         wide, gradients = b.to(self.scale.dtype), {}
         if self.weight_name is not None:
-            gradients[self.weight_name] = self._per_channel(wide * (self._input - self.mean) * self.inverse_deviation)
+            centered = self._per_channel(wide * (self._input - self.mean))
+            gradients[self.weight_name] = centered * self.inverse_deviation.flatten()
         if self.bias_name is not None:
             gradients[self.bias_name] = self._per_channel(wide)
         return [(wide * self.scale).to(b.dtype)], gradients

@@ -26,7 +26,16 @@ from torch.overrides import TorchFunctionMode
 
 from widemargin.core.checks import logits_of
 from widemargin.gradients.double_backward import eager_operators
-from widemargin.gradients.sweeps.calls import NAMES, OF_PARAMETERS, OUT_OF_PLACE, SEVERAL, Call, Function, NotSweepable
+from widemargin.gradients.sweeps.calls import (
+    METADATA,
+    NAMES,
+    OF_PARAMETERS,
+    OUT_OF_PLACE,
+    SEVERAL,
+    Call,
+    Function,
+    NotSweepable,
+)
 from widemargin.gradients.sweeps.layers import Gradients, Slopes
 from widemargin.gradients.sweeps.operators import Operator, mapped, tensors_in
 from widemargin.gradients.sweeps.rules import Layer, layer_of, operator, parts_of
@@ -196,6 +205,8 @@ class _Recorder(TorchFunctionMode):
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
+        if func in METADATA:
+            return func(*args, **(kwargs or {}))
         given, options = tensors_in(args), kwargs or {}
         if self.replaced:
             args, options = self.current((args, options))
@@ -208,11 +219,11 @@ class _Recorder(TorchFunctionMode):
             return True  # as in a pass with a graph: the model may go on to put a hook there
         if func in OUT_OF_PLACE or options.get("inplace", False):
             return self._in_place(func, args, options, given)
+        if func in NAMES and options.get("out") is None:
+            return self._on_the_tape(func, args, options, tensors)
         _refuse_effects(func, options)
         if func in SEVERAL:
             return self._several(func, args, options, tensors)
-        if func in NAMES:
-            return self._on_the_tape(func, args, options, tensors)
         return self._off_the_tape(func, args, options, tensors)
 
     def _of_parameters(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
@@ -285,9 +296,12 @@ class _Recorder(TorchFunctionMode):
             why = self._why_lost([tensor for tensor in tensors if not self._is_known(tensor)])
             raise NotSweepable(why or f"{name or func} of a tensor from outside the model")
         call = self._call(name, func, args, options, tensors)
-        with torch.no_grad():
+        torch._C._set_grad_enabled(False)  # a context manager would take as long as all the rest
+        try:
             layer = self.layer_of(call)
             result = call.result
+        finally:
+            torch._C._set_grad_enabled(True)
         if not any(result is tensor for tensor in tensors):
             self._enter(result, [tensor for tensor in tensors if self._depends(tensor)], layer)
         self._note_read(tensors)
@@ -312,6 +326,8 @@ class _Recorder(TorchFunctionMode):
     def _note_read(self, tensors: list[Tensor]) -> None:
         """From now on they must not change."""
         read = [tensor for tensor in tensors if id(tensor) in self.weights or id(tensor) in self.made]
+        if not read:
+            return
         self.read |= {self.weights[id(tensor)] for tensor in read if id(tensor) in self.weights}
         self.versions += [(tensor, _version(tensor)) for tensor in read]
 
@@ -335,7 +351,8 @@ class _Recorder(TorchFunctionMode):
         return next((self.lost[id(tensor)] for tensor in tensors if id(tensor) in self.lost), "")
 
     def _is_known(self, tensor: Tensor) -> bool:
-        return any(id(tensor) in known for known in (self.number, self.constants, self.parameters))
+        key = id(tensor)
+        return key in self.number or key in self.parameters or key in self.constants
 
     def _depends(self, tensor: Any) -> bool:
         return id(tensor) in self.number
@@ -346,8 +363,17 @@ class _Recorder(TorchFunctionMode):
         return constant.detach() if known else constant.clone()
 
 
-_METADATA = {"size", "dim", "ndimension", "numel", "nelement", "stride", "get_device", "element_size", "is_contiguous"}
-_METADATA |= {"is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg", "is_inference", "__len__", "__get__"}
+_QUESTIONS = {"size", "dim", "ndimension", "numel", "nelement", "stride", "get_device", "element_size", "is_contiguous"}
+_QUESTIONS |= {
+    "is_floating_point",
+    "is_complex",
+    "is_signed",
+    "is_conj",
+    "is_neg",
+    "is_inference",
+    "__len__",
+    "__get__",
+}
 
 
 class _CallRecorder(_Recorder):
@@ -355,7 +381,7 @@ class _CallRecorder(_Recorder):
 
     def _off_the_tape(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Any:
         name = getattr(func, "__name__", str(func))
-        if any(map(self._depends, tensors)) and name not in _METADATA:
+        if any(map(self._depends, tensors)) and name not in _QUESTIONS:
             raise NotSweepable(f"no rule for {name} of an activation")
         return super()._off_the_tape(func, args, options, tensors)
 
