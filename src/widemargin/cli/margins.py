@@ -11,7 +11,6 @@ import typer
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from widemargin.cli.evaluate import described_weights
 from widemargin.cli.options import DataDir, Device, Json, Limit, TargetArgument, check_split
 from widemargin.core import randomness
 from widemargin.core.checks import choice
@@ -25,6 +24,7 @@ from widemargin.data.image_set import ImageSet
 from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins
 from widemargin.evaluation.report import notes_on
+from widemargin.evaluation.summary import describe_weights
 from widemargin.evaluation.target import Target, load_target, model_info
 from widemargin.report.pictures import margin_figure, save_picture
 from widemargin.training.setup import held_out_images, load_splits
@@ -78,7 +78,7 @@ def margins(
     title = f"{loaded.description.config['name']}: {split} images, {at}"
     save_picture(margin_figure({"all images": measured.margins}, title=title, unit=norm), path)
     subject = model_info(loaded)
-    known = {"weights": described_weights(subject), "notes": list(notes_on(subject))}
+    known = {"weights": describe_weights(asdict(subject)), "notes": list(notes_on(subject))}
     _print(measured, title, norm, path, known | ({} if attack is None else {"attack": attack.described}), as_json)
 
 

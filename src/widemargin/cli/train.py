@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from widemargin.cli.options import IMPORTED, DataDir, Device, EngineOption, OnNonfinite, note_unreached, seconds
+from widemargin.cli.options import IMPORTED, DataDir, Device, EngineOption, OnNonfinite, listed, note_unreached, seconds
 from widemargin.config.toml import with_overrides
 from widemargin.core.screen import console_for, say
 from widemargin.core.signals import Stop
 from widemargin.distributed.group import is_first_process
+from widemargin.integrations import make_tracker
 from widemargin.recipes import find_recipe
 from widemargin.training.trainer import RunResult
 from widemargin.training.trainer import train as train_run
@@ -52,6 +53,10 @@ def train(
         bool,
         typer.Option("--deterministic", help="On a GPU: the same bits every time, and after a resume; slower."),
     ] = False,
+    log: Annotated[
+        str | None,
+        typer.Option(metavar="TRACKER", help="tensorboard, wandb or mlflow; several: a,b.", show_default=False),
+    ] = None,
     sync_bn: Annotated[
         bool | None,
         typer.Option(
@@ -72,6 +77,7 @@ def train(
     limit = seconds("--max-time", max_time)
     console, stop = console_for(stderr=True, quiet=not is_first_process()), Stop()
     note_unreached([config], console)
+    trackers = [make_tracker(name, out) for name in listed(log or "")]
     result = train_run(
         config,
         out=out,
@@ -85,6 +91,7 @@ def train(
         sync_bn=sync_bn,
         checkpoint_every=checkpoint_every,
         deterministic=deterministic,
+        trackers=trackers,
     )
     say(console, _closing(result, config.epochs, stop))
 

@@ -1,7 +1,7 @@
 """What stays the same while a run trains: its configuration, data and steps, and the options of this call."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from widemargin.config.run import RunConfig
@@ -14,6 +14,7 @@ from widemargin.schedules import CyclesMomentum
 from widemargin.training.nonfinite import ON_NONFINITE
 from widemargin.training.setup import Splits
 from widemargin.training.step import StepContext, Steps
+from widemargin.training.tracking import Tracking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class RunContext:
     deadline: float
     stop: Stop
     group: Processes = SINGLE_PROCESS
+    tracking: Tracking = field(default_factory=Tracking)
 
     @property
     def must_stop(self) -> bool:

@@ -13,7 +13,7 @@ write down).
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,7 +63,9 @@ from widemargin.training.state import (
     update_average,
 )
 from widemargin.training.step import set_learning_rate
+from widemargin.training.tracking import Tracking
 from widemargin.training.watch import Metrics, watch
+from widemargin.types import Tracker
 
 REFRESH_SECONDS = 0.5
 """Between two updates of what a person sees."""
@@ -97,6 +99,7 @@ def train(
     checkpoint_every: int | None = None,
     deterministic: bool = False,
     checkpoint_pause: float = 0.0,
+    trackers: Sequence[Tracker] = (),
 ) -> RunResult:
     """Train ``config`` in the folder ``out``, or go on with the run that is there.
 
@@ -104,7 +107,8 @@ def train(
     ``config.data`` names. ``on_nonfinite`` is stop or skip (``nonfinite``). ``checkpoint_every`` saves in mid-epoch
     too, every so many steps; an epoch that ends within ``checkpoint_pause`` seconds of the last one has none, unless
     the run stops there. ``deterministic`` makes a GPU repeat its bits (``core.precision``). Under torchrun the
-    processes share each batch (``distributed``); ``sync_bn=False`` leaves batch norm to each of them.
+    processes share each batch (``distributed``); ``sync_bn=False`` leaves batch norm to each of them. ``trackers``
+    are told what is measured (``tracking``).
 
     SIGTERM and SIGINT end the run at a step boundary, with a checkpoint. Then they take their usual course: Ctrl-C is a
     KeyboardInterrupt out of ``train``, SIGTERM ends the process unless it has a handler of its own. Whoever gives a
@@ -125,15 +129,23 @@ def train(
         training_processes(device) as (group, own_device),
         claim_for_group(out, config, group),
     ):
+        tracking = Tracking(trackers if group.first else ())
         metrics = group.on_first(lambda: finished_without_last(out, config))
         if metrics is not None:
+            tracking.begin(config, metrics)
+            tracking.finish()
             result = RunResult(out, finished=True, epoch=config.epochs, metrics=metrics)
         else:
             if splits is None:
                 load = partial(load_splits, config.data, seed=config.seed, data_dir=data_dir, device=own_device)
                 splits = group.first_on_machine_first(load)
             state, run = begin(config, out, splits, own_device, options, group=group, deadline=deadline, stop=signals)
-            train_epochs(state, run, console if console is not None and group.first else Console(quiet=True))
+            tracking.begin(config, [] if not group.first else read_metrics(out))
+            try:
+                shown = console if console is not None and group.first else Console(quiet=True)
+                train_epochs(state, replace(run, tracking=tracking), shown)
+            finally:
+                tracking.finish()
             metrics = group.on_first(lambda: read_metrics(out))
             result = RunResult(out, _finished(state, config), state.epoch, metrics, state.step)
     if stop is None:
@@ -270,6 +282,7 @@ def finish_epoch(state: TrainState, run: RunContext, display: TrainingDisplay, *
         save_averaged(state, run, "best", averaged_scores)
     # before the checkpoint: a crash between the two repeats the epoch and its line
     state.metrics[state.epoch] = group.on_first(lambda: _write_line(run, line))
+    _track(state, run, line, is_measured=bool(measured))
     state.unsaved = scores, averaged_scores
     if group.any(time.monotonic() - state.saved_at >= run.options.checkpoint_pause):
         save(state, run, "last", scores, averaged_scores)
@@ -342,6 +355,16 @@ def patience_is_over(state: TrainState, config: RunConfig) -> bool:
     if config.stopping is None or state.best is None:
         return False
     return state.epoch - state.best.epoch >= config.stopping.patience * config.watch.every
+
+
+def _track(state: TrainState, run: RunContext, line: Line, *, is_measured: bool) -> None:
+    """Tell the trackers, whose pictures are of held-out images where there are any."""
+    splits = run.splits
+    if is_measured and run.tracking.shows_pictures:
+        run.tracking.show(
+            replace(state.nets, model=state.eval_model), splits.validation or splits.test, run.config, state.epoch
+        )
+    run.tracking.log(line)
 
 
 def _write_line(run: RunContext, line: Line) -> int:
