@@ -17,7 +17,8 @@ data = { name = "mnist-embedded", train_limit = 120, test_limit = 20, held_out =
 model = { kind = "mlp", hidden = [16] }
 optimizer = { lr = 0.1, momentum = 0.9 }
 emr = { kind = "stochastic", weight = 0.1 }
-watch = { attack = { kind = "pgd", eps = "8/255", step_size = "2/255", steps = 2, random_start = "uniform" }, margins = ["test"] }
+watch.margins = ["test"]
+watch.attack = { kind = "pgd", eps = "8/255", step_size = "2/255", steps = 2, random_start = "uniform" }
 """
 
 

@@ -1,4 +1,4 @@
-"""TensorBoard's own reader finds each point once, in a run that was stopped, and in one that was not logged at first."""
+"""TensorBoard's own reader finds each point once, of runs that were stopped, and not logged at first."""
 
 import pytest
 

@@ -1,6 +1,7 @@
 """Weights & Biases offline: what its files hold, by its own reader."""
 
 import json
+import struct
 
 import pytest
 
@@ -8,18 +9,25 @@ from widemargin.config.toml import to_dict
 
 wandb = pytest.importorskip("wandb", reason="wandb is large; its extra is not in the dev environment")
 from wandb.proto import wandb_internal_pb2  # noqa: E402
-from wandb.sdk.internal.datastore import DataStore  # noqa: E402
 
 from widemargin.integrations import make_tracker  # noqa: E402
 
+BLOCK, HEADER = 32768, struct.Struct("<IHB")
+
 
 def records(file):
-    store = DataStore()
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        yield record
+    """The file is a log of LevelDB's: 7 bytes of its own, then blocks of pieces (checksum, length, whole or part)."""
+    data, place, parts = file.read_bytes(), 7, b""
+    while place + HEADER.size <= len(data):
+        if BLOCK - place % BLOCK < HEADER.size:
+            place += BLOCK - place % BLOCK
+            continue
+        _, length, kind = HEADER.unpack_from(data, place)
+        parts += data[place + HEADER.size : place + HEADER.size + length]
+        place += HEADER.size + length
+        if kind in (1, 4):  # whole, or the last part
+            yield wandb_internal_pb2.Record.FromString(parts)
+            parts = b""
 
 
 def history(record):
