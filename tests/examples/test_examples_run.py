@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NEEDS: dict[str, tuple[str, ...]] = {"own_loop": ()}
+NEEDS: dict[str, tuple[str, ...]] = {
+    "own_loop": (),
+    "lightning_callback": ("lightning",),
+    "transformers_trainer": ("transformers", "accelerate"),
+    "accelerate_loop": ("accelerate",),
+}
 """The libraries of each."""
 
 
