@@ -7,7 +7,7 @@ The first part is what every member of an axis must have. The second, "Optional"
 that can use it asks for the Protocol, and whoever offers the methods has it, without deriving from anything.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -129,6 +129,22 @@ MakeHead = Callable[[int, int], nn.Module]
 """(feature_size, num_classes) -> a module that fulfills :class:`Head`."""
 
 
+class Tracker(Protocol):
+    """Where a run is logged as it goes, such as TensorBoard (``integrations``): one object for one run folder.
+
+    A run that goes on begins again and logs what it has measured so far once more: a step that is there is left alone.
+    """
+
+    def begin(self, config: Mapping[str, Any], name: str) -> None:
+        """The run's complete configuration, as tables, and its name."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """What was measured after so many epochs."""
+
+    def finish(self) -> None:
+        """The run ends, or stops to be gone on with."""
+
+
 @dataclass(frozen=True)
 class Alarm:
     """A sign that a number should not be believed, and what it suggests."""
@@ -224,6 +240,17 @@ class AfterAverage(Protocol):
 
     def after_average(self) -> None:
         """Called when the weights were averaged or drawn: restore the constraint."""
+
+
+@runtime_checkable
+class ShowsPictures(Protocol):
+    """A tracker that shows more than curves; called before the ``log`` of the same step."""
+
+    def histogram(self, name: str, values: Tensor, step: int) -> None:
+        """How the values (N,) are spread."""
+
+    def image(self, name: str, image: Tensor, step: int) -> None:
+        """A picture (C, H, W) in [0, 1]."""
 
 
 class Sweeps(Protocol):

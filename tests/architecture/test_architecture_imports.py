@@ -17,7 +17,7 @@ LEVELS = (  # below them core, types and errors
     ("losses", "schedules", "data"),
     ("gradients", "heads", "attacks", "optimizers"),
     ("distributed", "margins"),
-    ("regularizers", "models", "objectives", "certificates"),
+    ("regularizers", "models", "objectives", "certificates", "integrations"),
     ("config",),
     ("engine",),
     ("evaluation",),
@@ -58,6 +58,13 @@ def imported_by(name: str, *, at_load: bool = False) -> set[str]:
                 inner = f"{node.module}.{alias.name}"
                 found.add(inner if inner in SOURCES else str(node.module))
     return {module for module in found if module.split(".")[0] == "widemargin"}
+
+
+def import_or_skip(name: str) -> ModuleType:
+    """An integration imports its library, which need not be there."""
+    if name.startswith("widemargin.integrations."):
+        return pytest.importorskip(name, reason="its library is in an extra", exc_type=ModuleNotFoundError)
+    return importlib.import_module(name)
 
 
 def part_of(module: str) -> str:
@@ -145,7 +152,7 @@ def test_names_and_doors(name):
 @pytest.mark.parametrize("name", INSIDE)
 def test_no_function_of_a_package_hides_a_module(name):
     """``from widemargin.report import page`` is the module, whatever the package has among its names."""
-    importlib.import_module(name)
+    import_or_skip(name)
     package, _, module = name.rpartition(".")
     assert isinstance(getattr(sys.modules[package], module), ModuleType)
 
@@ -175,7 +182,7 @@ assert before == state(), "importing widemargin draws random numbers"
 heavy = [name for name in ("matplotlib", "typer", "rich", "pooch", "PIL") if name in sys.modules]
 import importlib, pkgutil
 for module in pkgutil.walk_packages(widemargin.__path__, "widemargin."):
-    if module.name != "widemargin.__main__":
+    if module.name != "widemargin.__main__" and not module.name.startswith("widemargin.integrations."):
         importlib.import_module(module.name)
 assert before[:2] == state()[:2], "importing a module draws random numbers"  # rich itself draws from random
 assert threads == torch.get_num_threads()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,14 @@ def command(recipe: Path, out: Path) -> list[str]:
 
 
 def test_the_command_in_two_processes(recipe: Path, tmp_path: Path) -> None:
-    first, second = start([sys.executable, *command(recipe, tmp_path / "two")])
+    log = ["--log", "tensorboard"] if find_spec("tensorboard") else []
+    first, second = start([sys.executable, *command(recipe, tmp_path / "two"), *log])
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert "processes: 2, which share every batch" in first.stderr
     assert "done: 2 epochs" in first.stderr
     assert second.stdout + second.stderr == ""
+    if log:  # the first process alone logs
+        assert len(list((tmp_path / "two" / "tensorboard").iterdir())) == 1
     train(tiny(), out=tmp_path / "one", device="cpu")
     assert_same_run(tmp_path / "two", tmp_path / "one")
 

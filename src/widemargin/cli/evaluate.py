@@ -8,9 +8,7 @@ from typing import Any, get_args
 
 import torch
 import typer
-from rich.console import Console
 
-from widemargin.attacks.names import AUTOATTACK
 from widemargin.cli.options import (
     Attacks,
     BatchSize,
@@ -43,15 +41,14 @@ from widemargin.config.run import EvaluationConfig
 from widemargin.core import signals
 from widemargin.core.checks import choice
 from widemargin.core.device import choose_device
-from widemargin.core.screen import console_for, say, show_table
+from widemargin.core.screen import console_for
 from widemargin.data.datasets import open_images
 from widemargin.data.image_stream import StoredImages
 from widemargin.distributed.group import env_number, evaluation_processes, is_first_process
 from widemargin.errors import InputError
 from widemargin.evaluation.evaluator import evaluate as judge
-from widemargin.evaluation.folder import ModelInfo, Radius
-from widemargin.evaluation.report import Report
 from widemargin.evaluation.settings import BATCH_SIZE, SHARD_SIZE
+from widemargin.evaluation.summary import show_report
 from widemargin.evaluation.target import LoadedModel, load_model
 from widemargin.training.setup import held_out_images
 from widemargin.types import Norm
@@ -120,7 +117,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        print_report(report)
+        show_report(console_for(), report.to_json(), report.files)
 
 
 def _case(
@@ -189,84 +186,3 @@ def _names(option: str, text: str) -> tuple[str, ...]:
         example = "clean,fgsm,pgd20" if option == "--attacks" else "8/255"
         raise InputError(f"{option} must name at least one, got {text!r}; write e.g. {example}")
     return names
-
-
-def print_report(report: Report) -> None:
-    """Print it all."""
-    console = console_for()
-    say(console, _title(report))
-    part = f"{AUTOATTACK}/"
-    names = (f"  after {name.removeprefix(part)}" if name.startswith(part) else name for name in report.accuracy)
-    values = (f"{value:.2f}" for value in report.accuracy.values())
-    spans = (f"{low:.2f} to {high:.2f}" for low, high in report.intervals.values())
-    show_table(console, ("attack", "accuracy %", "95% interval"), zip(names, values, spans, strict=True))
-    for name, variants in report.to_json()["strongest"].items():
-        told = ", ".join(f"{variant} {broke['first']} ({broke['alone']} alone)" for variant, broke in variants.items())
-        say(console, f"{name}, images broken, in this order: {told}")
-    _print_measured(console, report)
-    say(console, f"weights: {described_weights(report.subject)}")
-    for note in report.notes:
-        say(console, f"note: {note}")
-    for alarm in report.alarms:
-        say(console, f"alarm {alarm.name}: {alarm.message}. {alarm.suggestion}", style="bold red")
-    if report.files is not None:
-        say(console, f"records: {report.files}")
-
-
-def _title(report: Report) -> str:
-    settings, subject = report.settings, report.subject
-    what = "test" if subject.split == "test" else "held-out"
-    count = f"{report.count:,}" if subject.whole is None else f"the first {report.count:,} of {subject.whole:,}"
-    title = f"{subject.target}: {count} {what} images of {subject.data}"
-    if set(report.attacks) == {"clean"}:
-        return title
-    radii = ", ".join(_spelled(eps) for eps in report.eps)
-    size = "eps/4" if settings.step_size is None else f"{settings.step_size:g}"
-    step = f"; step {size}" if any(name.startswith("pgd") for name in report.attacks) else ""
-    return f"{title}; {settings.norm} eps {radii}{step}; seed {settings.seed}"
-
-
-def _spelled(eps: Radius) -> str:
-    """As written, with its value where that is another spelling."""
-    value = f"{eps.value:.6g}"
-    return value if eps.written == value else f"{eps.written} = {value}"
-
-
-def _print_measured(console: Console, report: Report) -> None:
-    record = report.to_json()
-    margins, distance = record["margins"], record["distance"]
-    if margins is not None and margins["correct"]["mean"] is not None:
-        correct = margins["correct"]
-        say(
-            console,
-            f"effective margin ({record['norm']}): {correct['mean']:.4g} ± {correct['std']:.4g} if classified right",
-        )
-    if distance is not None and distance["median"] is not None:
-        rank = distance["rank_correlation"]
-        shown = "" if rank is None else f"; rank correlation with the margin {rank:.3f}"
-        say(
-            console,
-            f"distance ({record['norm']}) to the nearest adversarial image: median {distance['median']:.4g}{shown}; "
-            f"{_winners(distance)}",
-        )
-    certified = record["certified"]
-    if certified is not None:
-        median = "none" if certified["median"] is None else f"{certified['median']:.4g}"
-        at = ", ".join(f"{share:.2f}% at {eps}" for eps, share in certified["accuracy"].items())
-        say(
-            console,
-            f"certified radius ({record['norm']}) of the first {certified['count']:,} images: median {median} if "
-            f"classified right; certified accuracy {at}",
-        )
-
-
-def _winners(distance: Mapping[str, Any]) -> str:
-    """Which attacks looked, and how often each was the nearest."""
-    counts = ", ".join(f"{name} {count}" for name, count in distance["found_by"].items())
-    return f"method {distance['method']}" + (f", found by {counts}" if counts else "")
-
-
-def described_weights(subject: ModelInfo) -> str:
-    """Which weights were judged, and how they were chosen."""
-    epoch = f" (epoch {subject.epoch})" if subject.epoch is not None else ""
-    return f"{subject.weights}, {subject.selection}{epoch}"

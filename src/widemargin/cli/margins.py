@@ -11,7 +11,6 @@ import typer
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from widemargin.cli.evaluate import described_weights
 from widemargin.cli.options import DataDir, Device, Json, Limit, TargetArgument, check_split
 from widemargin.core import randomness
 from widemargin.core.checks import choice
@@ -25,6 +24,7 @@ from widemargin.data.image_stream import StoredImages
 from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins, percent
 from widemargin.evaluation.report import note_on_proven, notes_on
+from widemargin.evaluation.summary import describe_weights
 from widemargin.evaluation.target import Target, load_target, model_info
 from widemargin.report.pictures import margin_figure, save_picture
 from widemargin.training.setup import held_out_images, stored_images
@@ -79,7 +79,7 @@ def margins(
     save_picture(margin_figure({"all images": measured.margins}, title=title, unit=norm), path)
     subject = model_info(loaded)
     notes = [*notes_on(subject), *([] if measured.proven is None else [note_on_proven(percent(measured.proven))])]
-    known = {"weights": described_weights(subject), "notes": notes}
+    known = {"weights": describe_weights(asdict(subject)), "notes": notes}
     _print(measured, title, norm, path, known | ({} if attack is None else {"attack": attack.described}), as_json)
 
 

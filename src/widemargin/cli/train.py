@@ -15,6 +15,7 @@ from widemargin.cli.options import (
     EngineOption,
     OnNonfinite,
     Workers,
+    listed,
     note_unreached,
     seconds,
 )
@@ -22,6 +23,7 @@ from widemargin.config.toml import with_overrides
 from widemargin.core.screen import console_for, say
 from widemargin.core.signals import Stop
 from widemargin.distributed.group import is_first_process
+from widemargin.integrations import make_tracker
 from widemargin.recipes import find_recipe
 from widemargin.training.trainer import RunResult
 from widemargin.training.trainer import train as train_run
@@ -71,6 +73,10 @@ def train(
         typer.Option("--deterministic", help="On a GPU: the same bits every time, and after a resume; slower."),
     ] = False,
     workers: Workers = None,
+    log: Annotated[
+        str | None,
+        typer.Option(metavar="TRACKER", help="tensorboard, wandb or mlflow; several: a,b.", show_default=False),
+    ] = None,
     sync_bn: Annotated[
         bool | None,
         typer.Option(
@@ -91,6 +97,7 @@ def train(
     limit = seconds("--max-time", max_time)
     console, stop = console_for(stderr=True, quiet=not is_first_process()), Stop()
     note_unreached([config], console)
+    trackers = [make_tracker(name, out) for name in listed(log or "")]
     result = train_run(
         config,
         out=out,
@@ -105,6 +112,7 @@ def train(
         checkpoint_every=checkpoint_every,
         deterministic=deterministic,
         workers=workers,
+        trackers=trackers,
     )
     say(console, _closing(result, config.epochs, stop))
 

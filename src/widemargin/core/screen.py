@@ -8,8 +8,9 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any, TextIO
 
 from rich import box
@@ -39,6 +40,20 @@ def console_for(*, stderr: bool = False, quiet: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     wide = stream is None or not stream.isatty()
     return Console(stderr=stderr, quiet=quiet, width=WIDE if wide else None)
+
+
+def can_animate(console: Console) -> bool:
+    """Whether a bar that moves can be seen there: in a terminal, and in a notebook that has widgets."""
+    if console.quiet:
+        return False
+    return find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
+
+
+def as_text(show: Callable[[Console], None]) -> str:
+    """What it would print where there is no terminal."""
+    stream = io.StringIO()
+    show(Console(file=stream, width=WIDE, force_terminal=False, force_jupyter=False))
+    return stream.getvalue().rstrip("\n")
 
 
 def say(console: Console, text: str, *, style: str = "") -> None:

@@ -22,7 +22,6 @@ from widemargin.attacks.names import AUTOATTACK, AUTOATTACK_PARTS
 from widemargin.core.checks import check_labels, check_model
 from widemargin.core.modes import outside_inference_mode
 from widemargin.core.precision import quickest_cpu_products
-from widemargin.core.screen import say
 from widemargin.data.datasets import open_images
 from widemargin.data.image_stream import StoredImages
 from widemargin.distributed.group import Processes, evaluation_processes
@@ -37,6 +36,7 @@ from widemargin.evaluation.identity import begun_with
 from widemargin.evaluation.judge import Float32Classifier, Judge, is_judged
 from widemargin.evaluation.minimal_norm import FULL, ONLY_FAB, method_named
 from widemargin.evaluation.own_attacks import named_attacks
+from widemargin.evaluation.progress import EvaluationDisplay, default_console
 from widemargin.evaluation.report import (
     Report,
     collect,
@@ -143,13 +143,19 @@ def evaluate(
         count = whole if whole is None or limit is None else min(whole, limit)
         if count != whole:
             subject = dataclasses.replace(subject, whole=whole)
-        progress = _Progress(console or Console(quiet=True), count, shard_size, list(notes_on(subject)))
-        with ExitStack() as locked:
+        display = EvaluationDisplay(
+            default_console() if console is None else console,
+            count=count,
+            shard_size=shard_size,
+            notes=list(notes_on(subject)),
+            first_process=group.first,
+        )
+        with ExitStack() as locked, display:
             with group.sync_errors():  # the first process locks the folder for all; where it is refused, all are
                 if group.first:
                     locked.enter_context(store.locked())
             return _evaluate(
-                model, shards(data, shard_size, limit=limit), settings, subject, store, group, device, progress
+                model, shards(data, shard_size, limit=limit), settings, subject, store, group, device, display
             )
 
 
@@ -157,22 +163,6 @@ def _name(data: object) -> str:
     if isinstance(data, StoredImages):
         return data.name
     return data if isinstance(data, str) else IN_MEMORY
-
-
-@dataclasses.dataclass
-class _Progress:
-    """Says what is being done to a shard, and how many there are where that is known; the notes come first."""
-
-    console: Console
-    count: int | None
-    shard_size: int
-    notes: list[str]
-
-    def __call__(self, shard: int, what: str) -> None:
-        while self.notes:
-            say(self.console, f"note: {self.notes.pop(0)}")
-        total = "" if self.count is None else f" of {math.ceil(self.count / self.shard_size)}"
-        say(self.console, f"shard {shard + 1}{total}: {what}")
 
 
 def _evaluate(
@@ -183,7 +173,7 @@ def _evaluate(
     store: Store,
     group: Processes,
     device: torch.device,
-    progress: _Progress,
+    display: EvaluationDisplay,
 ) -> Report:
     with group.sync_errors():  # before any work is done
         settings = _as_begun(settings, store)
@@ -204,18 +194,18 @@ def _evaluate(
     with group.sync_errors():
         if group.first:
             _look_at_first_images(classifier, first, settings, store, device)
+        display.begin(len(settings.columns(classes)) + len(settings.measured))
         for shard in itertools.chain([first], pieces):
             numbers.append(shard.number)
-            if not group.mine(shard.number):
-                continue
-            judged = store.judged(shard)
-            if not is_judged(store, shard.number, judged, settings, classes):
+            judged = store.judged(shard) if group.mine(shard.number) else None
+            if group.mine(shard.number) and not is_judged(store, shard.number, judged, settings, classes):
                 if to_search is None:  # not before something is left to do: it may have to be compiled
                     to_search = _search_model(model, first, settings, device)
                 classifier = Float32Classifier(model, flat=shard.flat)
                 with undisturbed(classifier):
                     searched = classifier if to_search is model else Float32Classifier(to_search, flat=shard.flat)
-                    Judge(classifier, searched, settings, store, device, progress, classes).judge(shard, judged)
+                    Judge(classifier, searched, settings, store, device, display, classes).judge(shard, judged)
+            display.finish(shard.number)
     report = _report(store, numbers, settings, subject, device, classes)
     if group.first:
         write_report(report, store, numbers)

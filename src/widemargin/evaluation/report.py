@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from widemargin.attacks.names import AUTOATTACK, GradientAttack, variant_names
 from widemargin.attacks.pgd import PGD
 from widemargin.config.checkpoint import software_versions
+from widemargin.core.screen import as_text
 from widemargin.errors import InputError
 from widemargin.evaluation.accuracy import percent
 from widemargin.evaluation.autoattack import FEWEST_FOR_APGD_T, PARTS, parts_for
@@ -35,6 +36,7 @@ from widemargin.evaluation.judged_shard import BY, PROVEN, JudgedShard, sibling
 from widemargin.evaluation.minimal_norm import ONLY_FAB
 from widemargin.evaluation.settings import CERTIFIED, SEARCHES, EvaluationSettings, eps_text
 from widemargin.evaluation.shards import Shard, Store
+from widemargin.evaluation.summary import show_report
 from widemargin.margins import MANY_CLASSES, summarize
 from widemargin.types import Alarm
 
@@ -146,6 +148,10 @@ class Report:
                 for n, variant in enumerate(there)
             }
         return found
+
+    def __str__(self) -> str:
+        """What the command prints: the table, what was measured, the notes and the alarms."""
+        return as_text(lambda console: show_report(console, self.to_json(), self.files))
 
     def to_json(self) -> dict[str, Any]:
         """What ``report.json`` holds."""

@@ -32,10 +32,13 @@ from widemargin.data.image_stream import StoredImages
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.evaluation.folder import UNKNOWN, ModelInfo
 from widemargin.heads.hypersphere import HypersphereHead
+from widemargin.integrations import missing
 from widemargin.models.classifier import normalization_of
 from widemargin.models.libraries import LibraryConfig, library_model
 from widemargin.models.public_weights import infer_architecture, load_public_state_dict, no_larger_than, read_tensors
 
+HUB = "hf://"
+"""What an address on Hugging Face's hub begins with."""
 PICKLED = (".pt", ".pth", ".ckpt")
 """Files of torch, which hold weights from elsewhere."""
 
@@ -64,8 +67,19 @@ class Target:
 
 
 def load(path: str | Path) -> nn.Module:
-    """The network of a run folder or a checkpoint, in evaluation mode: the run's best weights, else its last."""
-    return load_target(Path(path)).model.eval()
+    """The network of a run folder or a checkpoint, in evaluation mode: the run's best weights, else its last.
+
+    Or that of a repository on Hugging Face's hub, ``hf://owner/name``, to which ``widemargin push`` put it.
+    """
+    return load_target(_fetched(str(path)) if str(path).startswith(HUB) else Path(path)).model.eval()
+
+
+def _fetched(address: str) -> Path:
+    try:
+        from widemargin.integrations.hub import fetch
+    except ImportError as error:
+        raise missing(address, "hub", error) from None
+    return fetch(address)
 
 
 def load_target(path: Path) -> Target:
@@ -160,6 +174,9 @@ def load_model(
     ``normalize`` is what they were trained behind, in words of the command line (``normalization_of``). ``pretrained``:
     a model of a library comes with the library's weights.
     """
+    if text.startswith(HUB):
+        fetched = load_model(str(_fetched(text)), image_shape=None, head_scale=head_scale, normalize=normalize)
+        return replace(fetched, subject=replace(fetched.subject, target=text))
     library = None if Path(text).exists() else library_model(text)
     if library is not None:
         _refuse_options(head_scale, None, f"{text} has a head of its own", "")

@@ -281,6 +281,7 @@ def _evaluated(
         sanity=not job.quick,
         search=search_for(job.config, plan.attacks) if has_tf32(device) else "float32",
         subject=replace(model_info(target), data=test.name),
+        console=Console(quiet=True),  # several of these may share a screen
     )
 
 

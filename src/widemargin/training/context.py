@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from widemargin.schedules import CyclesMomentum
 from widemargin.training.nonfinite import ON_NONFINITE, SKIPPED
 from widemargin.training.setup import Splits
 from widemargin.training.step import StepContext, Steps
+from widemargin.training.tracking import Tracking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,7 @@ class RunContext:
     group: Processes = SINGLE_PROCESS
     on_step: OnStep | None = None
     on_epoch: OnEpoch | None = None
+    tracking: Tracking = field(default_factory=Tracking)
 
     @property
     def must_stop(self) -> bool:

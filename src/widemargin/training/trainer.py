@@ -13,7 +13,7 @@ write down).
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,7 +63,9 @@ from widemargin.training.state import (
     update_average,
 )
 from widemargin.training.step import set_learning_rate
+from widemargin.training.tracking import Tracking
 from widemargin.training.watch import Metrics, watch
+from widemargin.types import Tracker
 
 REFRESH_SECONDS = 0.5
 """Between two updates of what a person sees."""
@@ -100,6 +102,7 @@ def train(
     workers: int | None = None,
     on_step: OnStep | None = None,
     on_epoch: OnEpoch | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> RunResult:
     """Train ``config`` in the folder ``out``, or go on with the run that is there.
 
@@ -112,6 +115,7 @@ def train(
 
     ``on_step`` gets a ``StepReport`` after every step, ``on_epoch`` the line of the metrics after every epoch; of
     several processes the first calls them. What they raise ends the run, which goes on from its last checkpoint.
+    ``trackers`` are told what is measured (``tracking``).
 
     SIGTERM and SIGINT end the run at a step boundary, with a checkpoint. Then they take their usual course: Ctrl-C is a
     KeyboardInterrupt out of ``train``, SIGTERM ends the process unless it has a handler of its own. Whoever gives a
@@ -132,8 +136,11 @@ def train(
         training_processes(device) as (group, own_device),
         claim_for_group(out, config, group),
     ):
+        tracking = Tracking(trackers if group.first else ())
         metrics = group.on_first(lambda: finished_without_last(out, config))
         if metrics is not None:
+            tracking.begin(config, metrics)
+            tracking.finish()
             result = RunResult(out, finished=True, epoch=config.epochs, metrics=metrics)
         else:
             if splits is None:
@@ -143,7 +150,12 @@ def train(
             state, run = begin(config, out, splits, own_device, options, group=group, deadline=deadline, stop=signals)
             if group.first:
                 run = replace(run, on_step=on_step, on_epoch=on_epoch)
-            train_epochs(state, run, console if console is not None and group.first else Console(quiet=True))
+            tracking.begin(config, [] if not group.first else read_metrics(out))
+            try:
+                shown = console if console is not None and group.first else Console(quiet=True)
+                train_epochs(state, replace(run, tracking=tracking), shown)
+            finally:
+                tracking.finish()
             metrics = group.on_first(lambda: read_metrics(out))
             result = RunResult(out, _finished(state, config), state.epoch, metrics, state.step)
     if stop is None:
@@ -284,6 +296,7 @@ def finish_epoch(state: TrainState, run: RunContext, display: TrainingDisplay, *
         save_averaged(state, run, "best", averaged_scores)
     # before the checkpoint: a crash between the two repeats the epoch and its line
     state.metrics[state.epoch] = group.on_first(lambda: _write_line(run, line))
+    _track(state, run, line, is_measured=bool(measured))
     state.unsaved = scores, averaged_scores
     if group.any(time.monotonic() - state.saved_at >= run.options.checkpoint_pause):
         save(state, run, "last", scores, averaged_scores)
@@ -353,6 +366,16 @@ def patience_is_over(state: TrainState, config: RunConfig) -> bool:
     if config.stopping is None or state.best is None:
         return False
     return state.epoch - state.best.epoch >= config.stopping.patience * config.watch.every
+
+
+def _track(state: TrainState, run: RunContext, line: Line, *, is_measured: bool) -> None:
+    """Tell the trackers, whose pictures are of held-out images where there are any."""
+    splits = run.splits
+    if is_measured and run.tracking.shows_pictures:
+        run.tracking.show(
+            replace(state.nets, model=state.eval_model), splits.validation or splits.test, run.config, state.epoch
+        )
+    run.tracking.log(line)
 
 
 def _write_line(run: RunContext, line: Line) -> int:
