@@ -15,7 +15,7 @@ from widemargin.objectives import Adversarial, Score, Standard, Trades
 from widemargin.regularizers import InputGradient
 from widemargin.schedules import WarmUp
 from widemargin.training import StepContext, train_step
-from widemargin.training.fine_tuning import freeze_batch_norms
+from widemargin.training.setup import freeze_batch_norms
 from widemargin.training.state import TrainState
 from widemargin.types import Nets, Objective, Outcome
 

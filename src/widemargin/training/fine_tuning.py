@@ -1,4 +1,4 @@
-"""Fine-tuning: a run that begins with the weights of another network (``init_from``), its batch norms frozen perhaps.
+"""Fine-tuning: a run that begins with the weights of another network (``init_from``).
 
 The weights are those of a run folder, of a checkpoint of ours, or of a public file. All of them must fit but the last
 layer: one of other classes, or of another kind, stays as the run draws it. What a head counts (the steps of an
@@ -10,9 +10,6 @@ bytes it was, among the versions.
 """
 
 from pathlib import Path
-
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from widemargin.config.checkpoint import read_checksum
 from widemargin.config.run import RunConfig
@@ -70,18 +67,3 @@ def _check_normalization(path: Path, theirs: RunConfig, ours: RunConfig) -> None
             f"init_from: {path} was trained behind another normalization than model.normalize ({trained} there, "
             f"{wanted} here); take the same: --set 'model.normalize={remedy}'"
         )
-
-
-def freeze_batch_norms(model: nn.Module) -> None:
-    """Put the batch norms of a model that trains in evaluation mode: they use their running statistics and keep them.
-
-    Scales and shifts are trained on.
-    """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
-    if not norms:
-        raise InputError(
-            f"freeze_batch_norm has no effect on {type(model).__name__}, which has no batch norm with running "
-            "statistics; remove it"
-        )
-    for norm in norms:
-        norm.eval()

@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from widemargin.config.run import DataConfig, RunConfig
 from widemargin.core import randomness
@@ -23,7 +25,6 @@ from widemargin.distributed.sync_batch_norm import share_batch_norms
 from widemargin.errors import InputError, WidemarginWarning
 from widemargin.models.classifier import build_model
 from widemargin.optimizers import make_optimizer
-from widemargin.training.fine_tuning import freeze_batch_norms
 from widemargin.training.state import TrainState, has_statistics, make_average
 from widemargin.types import HasMemory, Nets, Replays
 
@@ -199,6 +200,21 @@ def make_state(config: RunConfig, train: Images) -> TrainState:
         )
     is_eval_model = not averaging.beside
     return TrainState(nets=nets, optimizer=optimizer, average=make_average(model), average_is_eval_model=is_eval_model)
+
+
+def freeze_batch_norms(model: nn.Module) -> None:
+    """Put the batch norms of a model that trains in evaluation mode: they use their running statistics and keep them.
+
+    Scales and shifts are trained on.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
+    if not norms:
+        raise InputError(
+            f"freeze_batch_norm has no effect on {type(model).__name__}, which has no batch norm with running "
+            "statistics; remove it"
+        )
+    for norm in norms:
+        norm.eval()
 
 
 def _check_storable(nets: Nets) -> None:
