@@ -9,9 +9,11 @@ DistributedDataParallel. None of their gradients can be differentiated again, an
 """
 
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any, Protocol, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -19,11 +21,11 @@ from torch import Tensor, nn
 
 from widemargin.core.checks import check_batch, check_logits, check_model, refuse_transforms, usable, warn_of_range
 from widemargin.core.modes import copied_buffers, ddp_of, evaluating, outside_inference_mode, with_values, without_ddp
-from widemargin.errors import InputError
+from widemargin.errors import InputError, WidemarginWarning
 from widemargin.gradients.double_backward import refuse_coupling_scripts
 from widemargin.gradients.jacobian import in_chunks, logits_and_leaf, vector_jacobian_products
 from widemargin.gradients.norms import DualNorm, GradientMeasure
-from widemargin.gradients.sweeps.calls import NotSweepable
+from widemargin.gradients.sweeps.calls import NotSweepable, NotWorthwhile, UnknownOperator
 from widemargin.gradients.sweeps.layers import Gradients
 from widemargin.gradients.sweeps.tape import EagerSweeps, add_to
 from widemargin.types import HasSweeps, Sweeps
@@ -67,7 +69,7 @@ def input_gradient_penalty(
     if ddp is None or dist.get_world_size(ddp.process_group) == 1:
         return _penalty(owner, without_ddp(model), x, cotangents, norm, at_once, constant)
     penalty = _penalty(owner, ddp.module, x, cotangents, norm, at_once, constant)
-    parameters = _leaves_of(penalty)
+    parameters = list(_leaves_of(penalty))
     within: Tensor = _WithinDDP.apply(owner, ddp, (penalty,), *parameters)  # type: ignore[no-untyped-call]
     return within
 
@@ -99,17 +101,50 @@ def _penalty(
         check_logits(owner, logits, batch=len(x))
         return cotangents(logits)
 
+    parameters = dict(model.named_parameters())
+    trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
+    case = (owner, tuple(x.shape[1:]), trained)
     try:
-        with evaluating(model):
-            parameters = dict(model.named_parameters())
-            trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
-            sweeps = model.penalty_stages() if isinstance(model, HasSweeps) else EagerSweeps(model, trained)
-            return by_sweeps(sweeps, parameters, x, checked, norm=norm, at_once=at_once, constant=constant)
+        if _not_worthwhile.get(model) != case:
+            with evaluating(model):
+                sweeps = model.penalty_stages() if isinstance(model, HasSweeps) else EagerSweeps(model, trained)
+                chosen = isinstance(sweeps, EagerSweeps) and not isinstance(model, HasSweeps)
+                return by_sweeps(
+                    sweeps,
+                    parameters,
+                    x,
+                    checked,
+                    norm=norm,
+                    at_once=at_once,
+                    constant=constant,
+                    only_worthwhile=chosen,
+                )
+    except NotWorthwhile:
+        _not_worthwhile[model] = case  # the next one records nothing
     except NotSweepable as exception:
         reason = str(exception)  # and forget the exception: it holds what was recorded
-    if isinstance(model, HasSweeps):
-        model.note_double_backward(owner, reason)
+        if isinstance(model, HasSweeps):
+            model.note_double_backward(owner, reason)
+        elif isinstance(exception, UnknownOperator):
+            _say_once(owner, reason)
     return by_double_backward(owner, model, x, checked, norm=norm, at_once=at_once, constant=constant)
+
+
+_not_worthwhile: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+"""Models that double backward takes as fast, and for which images and trained parameters."""
+_said: set[str] = set()
+
+
+def _say_once(owner: str, reason: str) -> None:
+    """An unknown operator costs time, up to twice as much: worth one line, once in a process."""
+    if reason not in _said:
+        _said.add(reason)
+        warnings.warn(
+            f"{owner}: {reason}, so the model is differentiated twice: the same penalty, but slower where convolutions "
+            "or ReLUs do most of the work (docs/models.md)",
+            WidemarginWarning,
+            stacklevel=5,
+        )
 
 
 def _refuse_create_graph(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,15 +176,17 @@ def by_sweeps(
     norm: GradientMeasure = SQUARED_L2,
     at_once: int = 16,
     constant: bool = True,
+    only_worthwhile: bool = False,
 ) -> Tensor:
     """(B,), differentiable in ``parameters``, which the sweeps know by these names; x and they must not change.
 
+    ``only_worthwhile``: what double backward does as fast is refused (``NotWorthwhile``).
     ``constant`` says that the cotangents count as constants though they may be computed from the logits. Up to
     ``at_once`` of them the adjoints of all are kept; beyond, they are computed again in chunks of that size.
     """
     names = tuple(parameters)
     penalty: Tensor = _Swept.apply(  # type: ignore[no-untyped-call]
-        sweeps, names, x, cotangents, norm, at_once, constant, *parameters.values()
+        sweeps, names, x, cotangents, norm, at_once, constant, only_worthwhile, *parameters.values()
     )
     return penalty
 
@@ -165,6 +202,7 @@ class _Swept(torch.autograd.Function):
         norm: GradientMeasure,
         at_once: int,
         constant: bool,
+        only_worthwhile: bool,
         *parameters: Tensor,
     ) -> Tensor:
         ctx.sweeps, ctx.names, ctx.norm = sweeps, names, norm
@@ -175,6 +213,8 @@ class _Swept(torch.autograd.Function):
         ctx.logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         ctx.cotangents = None if constant else cotangents
         ctx.vectors, ctx.vectors_dtype = cotangents(ctx.logits), logits.dtype
+        if only_worthwhile:
+            ctx.tape.refuse_unless_worthwhile(len(ctx.vectors))
         whole = len(ctx.vectors) <= at_once or not constant
         total = torch.zeros(len(x), dtype=ctx.logits.dtype, device=x.device)
         ctx.chunks = []
@@ -199,7 +239,7 @@ class _Swept(torch.autograd.Function):
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.tape, ctx.chunks, ctx.logits, ctx.vectors  # as torch frees what it saved
         found = [gradients[name].to(types[name]) if name in gradients else None for name in ctx.names]
-        return (None,) * 7 + tuple(found)
+        return (None,) * 8 + tuple(found)
 
 
 def _adjoints(ctx: Any, chunk: slice) -> tuple[Tensor, list[Tensor]]:
@@ -251,9 +291,10 @@ def by_double_backward(
     whole = len(vectors) <= at_once or not constant
     products = vector_jacobian_products(logits, leaf, vectors[:] if whole else vectors[:1], create_graph=True)
     penalty = norm.total(products)
-    parameters = _parameters_of(owner, penalty, leaf)
+    _check_depends(owner, penalty, leaf)
     if whole:
         return penalty
+    parameters = [tensor for tensor in _leaves_of(penalty) if tensor is not leaf]
     del products, penalty  # and their graph
     many: Tensor = _ChunkedDoubleBackward.apply((logits, leaf), vectors, norm, at_once, *parameters)  # type: ignore[no-untyped-call]
     return many
@@ -375,31 +416,28 @@ def _check_not_sharded(owner: str, model: nn.Module) -> None:
         )
 
 
-def _parameters_of(owner: str, penalty: Tensor, leaf: Tensor) -> list[Tensor]:
-    """The parameters that the penalty's graph reaches, beside the images' leaf, in the model or outside of it.
+def _check_depends(owner: str, penalty: Tensor, leaf: Tensor) -> None:
+    """The penalty's graph reaches a parameter, beside the images' leaf, in the model or outside of it.
 
     None is refused: without this a lost graph would train on without the penalty. That the penalty requires a gradient
     proves nothing, for a second derivative may depend on the images alone.
     """
-    found = [tensor for tensor in _leaves_of(penalty) if tensor is not leaf]
-    if not found:
+    if all(tensor is leaf for tensor in _leaves_of(penalty)):
         raise InputError(
             f"{owner}: the penalty does not depend on the parameters; the model's forward loses the graph of the input "
             "gradient (a custom backward without a second derivative, or a compiled part), or what is trained does not "
             "change it (biases alone, say)"
         )
-    return found
 
 
-def _leaves_of(tensor: Tensor) -> list[Tensor]:
-    """The tensors that a backward pass from here would give gradients to."""
-    waiting, seen, leaves = [tensor.grad_fn], set(), []
+def _leaves_of(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that a backward pass from here would give gradients to, one by one: a graph may have many nodes."""
+    waiting, seen = [tensor.grad_fn], set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if node.name() == "torch::autograd::AccumulateGrad":
-            leaves.append(cast(Any, node).variable)
+            yield cast(Any, node).variable
         waiting += [following for following, _ in node.next_functions]
-    return leaves

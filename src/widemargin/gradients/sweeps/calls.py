@@ -72,6 +72,14 @@ class NotSweepable(Exception):  # noqa: N818 - not an error: double backward is 
     """Something the sweeps cannot account for."""
 
 
+class UnknownOperator(NotSweepable):
+    """An operator without a rule: somebody could write one, or take another operator."""
+
+
+class NotWorthwhile(NotSweepable):
+    """The sweeps could, but double backward is at least as fast."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One call: operator, arguments, and which tensors are what."""

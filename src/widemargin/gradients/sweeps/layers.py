@@ -87,6 +87,7 @@ class Convolution(_Weighted):
     geometry: tuple[Any, ...]
     """stride, padding, dilation, groups."""
     input_shape: torch.Size
+    output_shape: torch.Size
     input_dtype: torch.dtype
     dtype: torch.dtype
     channels_last: bool

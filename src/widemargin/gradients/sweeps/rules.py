@@ -55,6 +55,7 @@ def _convolution(call: Call) -> Convolution | Affine:
         bias_name=call.parameter(bias),
         geometry=_geometry(call, spatial=weight.dim() - 2),
         input_shape=call.x.shape,
+        output_shape=call.result.shape,
         input_dtype=call.x.dtype,
         dtype=call.result.dtype,
         channels_last=layout is not None and call.result.is_contiguous(memory_format=layout),

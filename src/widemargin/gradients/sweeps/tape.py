@@ -35,8 +35,11 @@ from widemargin.gradients.sweeps.calls import (
     Call,
     Function,
     NotSweepable,
+    NotWorthwhile,
+    UnknownOperator,
 )
-from widemargin.gradients.sweeps.layers import Gradients, Slopes
+from widemargin.gradients.sweeps.curved import Attention, MatrixProduct
+from widemargin.gradients.sweeps.layers import Affine, Convolution, Gradients, Slopes
 from widemargin.gradients.sweeps.operators import Operator, mapped, tensors_in
 from widemargin.gradients.sweeps.rules import Layer, layer_of, operator, parts_of
 from widemargin.gradients.sweeps.shapes import Part
@@ -80,6 +83,35 @@ class Tape:
     def curved(self) -> bool:
         """Whether some operator bends its tangent with the activations."""
         return any(entry.layer.curved for entry in self.entries)
+
+    def refuse_unless_worthwhile(self, vectors: int) -> None:
+        """Sweeps save the reverse pass of a piecewise linear network, and what torch wastes in the second derivative
+        of a convolution. A smooth network of matrix products costs six forwards either way, and there torch's own
+        engine has less to do for an operator."""
+        convolutions = sum(
+            _multiply_adds(entry.layer) for entry in self.entries if isinstance(entry.layer, Convolution)
+        )
+        share = convolutions / max(1, sum(_multiply_adds(entry.layer) for entry in self.entries))
+        if self.curved and vectors == 1 and share < WORTHWHILE_CONVOLUTIONS:
+            raise NotWorthwhile(
+                f"smooth, and {share:.0%} of its multiply-adds are convolutions: as fast by double backward"
+            )
+
+
+WORTHWHILE_CONVOLUTIONS = 0.1
+"""The share of a smooth network's multiply-adds from which on sweeps are faster (docs/models.md)."""
+
+
+def _multiply_adds(layer: Layer) -> int:
+    if isinstance(layer, Convolution):
+        return layer.output_shape.numel() * layer.weight[0].numel()
+    if isinstance(layer, Affine):
+        return 0 if layer.x is None else layer.x.numel() * len(layer.weight)
+    if isinstance(layer, MatrixProduct):
+        return layer.x.numel() * layer.y.shape[-1]
+    if isinstance(layer, Attention):
+        return layer.p.numel() * (layer.q.shape[-1] + layer.v.shape[-1])
+    return 0
 
 
 def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor, Tape]:
@@ -194,9 +226,8 @@ class _Recorder(TorchFunctionMode):
     def finish(self, logits: Any) -> int:
         """The number of the logits; nothing on the tape was changed behind its back."""
         if not isinstance(logits, Tensor) or id(logits) not in self.number:
-            raise NotSweepable(
-                self._why_lost([logits]) or "the logits do not come from the images by operators it knows"
-            )
+            self._refuse_lost([logits])
+            raise NotSweepable("the logits do not come from the images by operators it knows")
         if any(_version(tensor) != version for tensor, version in self.versions):
             raise NotSweepable("an activation or a parameter was changed in place")
         return self.number[id(logits)]
@@ -293,8 +324,8 @@ class _Recorder(TorchFunctionMode):
     def _on_the_tape(self, func: Function, args: Any, options: Any, tensors: list[Tensor]) -> Tensor:
         name = NAMES.get(func, "")
         if not name or not all(map(self._is_known, tensors)):
-            why = self._why_lost([tensor for tensor in tensors if not self._is_known(tensor)])
-            raise NotSweepable(why or f"{name or func} of a tensor from outside the model")
+            self._refuse_lost([tensor for tensor in tensors if not self._is_known(tensor)])
+            raise NotSweepable(f"{name or func} of a tensor from outside the model")
         call = self._call(name, func, args, options, tensors)
         torch._C._set_grad_enabled(False)  # a context manager would take as long as all the rest
         try:
@@ -346,6 +377,11 @@ class _Recorder(TorchFunctionMode):
         own = f"no rule for {getattr(func, '__name__', func)} of {what}" if graph else "something made under no_grad"
         self.alive += outputs
         self.lost |= dict.fromkeys(map(id, outputs), self._why_lost(tensors) or own)
+
+    def _refuse_lost(self, tensors: list[Any]) -> None:
+        why = self._why_lost(tensors)
+        if why:
+            raise UnknownOperator(why) if why.startswith("no rule") else NotSweepable(why)
 
     def _why_lost(self, tensors: list[Any]) -> str:
         return next((self.lost[id(tensor)] for tensor in tensors if id(tensor) in self.lost), "")
