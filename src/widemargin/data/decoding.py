@@ -21,6 +21,7 @@ from widemargin.core.files import readable
 from widemargin.core.randomness import derived
 from widemargin.errors import InputError
 
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MIDDLE = 0.875
 TRIES = 10
 _COLOR = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "YCbCr": "RGB", "CMYK": "RGB"}  # as stored -> as we hold it

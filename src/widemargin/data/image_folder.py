@@ -15,12 +15,11 @@ import numpy.typing as npt
 import torch
 
 from widemargin.core.files import check_file
-from widemargin.data.decoding import ImageForm, common_form
+from widemargin.data.decoding import EXTENSIONS, ImageForm, common_form
 from widemargin.data.image_set import ImageSet
 from widemargin.data.image_stream import ImageStream
 from widemargin.errors import InputError
 
-EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _FORM = "root/train/<class>/*.png and root/test/<class>/*.png, or root/<class>/*.png"
 
 

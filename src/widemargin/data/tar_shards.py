@@ -19,8 +19,7 @@ import numpy.typing as npt
 import torch
 
 from widemargin.core.files import check_file, readable
-from widemargin.data.decoding import ImageForm, common_form
-from widemargin.data.image_folder import EXTENSIONS
+from widemargin.data.decoding import EXTENSIONS, ImageForm, common_form
 from widemargin.data.image_stream import ImageStream
 from widemargin.data.unpacking import LABELS
 from widemargin.errors import InputError
