@@ -33,8 +33,8 @@ def main() -> widemargin.Report:
     """Train for two epochs, then judge."""
     config = ViTConfig(
         image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        num_labels=4,
     )  # fmt: skip
+    config.num_labels = 4
     data, model = Noise(), ViTForImageClassification(config)
     arguments = TrainingArguments(
         output_dir="trained", num_train_epochs=2, per_device_train_batch_size=16, report_to="none", save_strategy="no"

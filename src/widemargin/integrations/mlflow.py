@@ -6,6 +6,7 @@ folder: a run that goes on appends to the same one.
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import mlflow
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
-from mlflow.utils.time import get_current_time_millis
 
 from widemargin.core.files import write_text_atomic
 
@@ -46,7 +46,7 @@ class MLflow:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """One point of each curve."""
         if step > self._last:
-            now = get_current_time_millis()
+            now = int(1000 * time.time())
             self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in metrics.items()])
             self._last = step
 
