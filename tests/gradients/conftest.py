@@ -1,4 +1,4 @@
-"""Sweeps are taken wherever they can be, also where double backward is as fast; of what they cannot, nothing is said."""
+"""Sweeps are taken wherever they can be, also where double backward is as fast; of what cannot be, nothing is said."""
 
 import warnings
 from collections.abc import Iterator
