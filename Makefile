@@ -46,6 +46,7 @@ bench: setup
 	$(BIN)/python -m benchmarks step --emr approximate
 	$(BIN)/python -m benchmarks emr-cost
 	$(BIN)/python -m benchmarks evaluator-overhead
+	$(BIN)/python -m benchmarks autoattack
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache

@@ -156,6 +156,8 @@ MISTAKES = {
     "no rounds of emr": (("emr-cost", "--rounds", "0"), "--rounds must be a whole number of at least 1, got 0"),
     "no images for distances": (("distance", "--images", "0"), "--images must be a whole number of at least 1"),
     "no norm": (("distance", "--norm", "l1"), "--norm must be one of 'l2', 'linf', got 'l1'"),
+    "no images to attack": (("autoattack", "--images", "0"), "--images must be a whole number of at least 1"),
+    "no such search": (("autoattack", "--search", "half"), "--search must be one of 'float32', 'tf32', 'folded'"),
     "no rounds of attacks": (("evaluator-overhead", "--rounds", "-1"), "--rounds must be a whole number of at least 1"),
     "no such verb": (("steps",), "No such command 'steps'"),
     "huge": (("step", "--batch-size", str(10**20)), "--batch-size must be a whole number below 2^63"),

@@ -222,7 +222,7 @@ def test_a_model_left_in_training_mode(short):
 
 def test_a_model_is_restored_when_the_evaluation_is_interrupted(very_short):
     model, (x, y) = taught_conv(5).train(), pictures(5, 8)
-    for hook_at in (1, 3, 60):
+    for hook_at in (1, 3, 20):
         calls = []
 
         def interrupt(module, inputs, calls=calls, hook_at=hook_at):

@@ -165,16 +165,17 @@ def _apgd_ce(reference: Any, x: Tensor, y: Tensor, _: Tensor, generator: torch.G
 
 
 def _apgd_t(reference: Any, x: Tensor, y: Tensor, by_logit: Tensor, generator: torch.Generator, at_once: int) -> Tensor:
-    """Target after target, the largest logit first; of few images several together.
+    """Target after target, the largest logit first; of few images several together, more where none breaks.
 
     The official random numbers of a target depend on how many images the targets before have left. So where one of
     several breaks an image, what was found with those after it does not count, and they are drawn for again.
     """
     apgd = _apgd(reference.apgd_targeted)
     x_adv, left = x.clone(), torch.arange(len(x), device=x.device)
-    target, last = 2, reference.apgd_targeted.n_target_classes + 1
+    target, ahead, last = 2, 1, reference.apgd_targeted.n_target_classes + 1
     while target <= last and len(left):
-        together = range(target, min(last, target + max(1, at_once // len(left)) - 1) + 1)
+        room = max(1, at_once // len(left))
+        together = range(target, min(last, target + min(ahead, room) - 1) + 1)
         starts, states = [], []
         for _ in together:
             starts.append(apgd.start(x[left], _drawn(apgd, x[left], generator)))
@@ -185,7 +186,9 @@ def _apgd_t(reference: Any, x: Tensor, y: Tensor, by_logit: Tensor, generator: t
         fooled, found = apgd(
             reference.model, x[rows], y[rows], torch.cat(starts), targets=targets, order=order, at_once=at_once
         )
-        first = int(order[fooled].min()) if bool(fooled.any()) else len(together) - 1
+        any_fooled = bool(fooled.any())
+        first = int(order[fooled].min()) if any_fooled else len(together) - 1
+        ahead = 1 if any_fooled else 2 * ahead
         counts = fooled & (order == first)
         x_adv[rows[counts]] = found[counts]
         left = left[~counts.view(len(together), -1)[first]]
