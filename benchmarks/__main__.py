@@ -23,6 +23,12 @@ BENCHMARKS = CommandLine(
             "emr_cost",
             "What each form of EMR costs on this machine's CPU, as ratios measured in one run.",
         ),
+        "penalties": Verb(
+            "benchmarks.penalties",
+            "penalties",
+            "What a penalty costs on timm's, Hugging Face's and our models, in plain steps, beside double backward by "
+            "hand.",
+        ),
         "distance": Verb(
             "benchmarks.distance",
             "distance",
