@@ -37,12 +37,12 @@ BENCHMARKS = CommandLine(
         "streaming": Verb(
             "benchmarks.streaming",
             "streaming",
-            "How fast streamed images are decoded: ours and a plain DataLoader over the same folder, in turn.",
+            "Images a second of an epoch of streamed batches, and of a plain DataLoader over the same folder, in turn.",
         ),
         "autoattack": Verb(
             "benchmarks.autoattack",
             "autoattack",
-            "AutoAttack through our evaluator against the bare backend: processor time and verdicts.",
+            "AutoAttack through our evaluator against the bare backend, timed in turn, and how many verdicts differ.",
         ),
         "evaluator-overhead": Verb(
             "benchmarks.evaluator_overhead",

@@ -40,7 +40,7 @@ REFUSED = {
     "margins a b": "See 'widemargin margins --help'.",
     "recipes show": "See 'widemargin recipes show --help'.",
     "demo --seed x": "See 'widemargin demo --help'.",
-    "reprot": "widemargin: No such command 'reprot'. Did you mean 'report', 'reproduce'? See 'widemargin --help'.",
+    "reprot": "widemargin: No such command 'reprot'. Did you mean 'report', 'reproduce', 'export'?",
     "--import '' recipes": "--import '' is no module's name",
     "--import ..x recipes": "--import '..x' is no module's name",
     "results runs": "in the repository run 'python -m paper collect'",

@@ -470,7 +470,7 @@ STREAMS = {
     "a log nobody reads": ("train RECIPE --out run 2> >(exit)", 0, ""),
     "a mistake into a full log": ("train RECIPE --out run --set seed=-1 2>/dev/full", 2, ""),
     "a full disk": ("recipes >/dev/full", 2, "widemargin: cannot write to standard output: No space left on device"),
-    "a reader who has enough": ("recipes | head -n 1 >/dev/null; exit ${PIPESTATUS[0]}", 141, ""),
+    "a reader who has enough": ("recipes --json | (exec 0<&-; sleep 9); exit ${PIPESTATUS[0]}", 141, ""),
     "closed output": ("recipes >&-", 0, ""),
     "a terminal of ASCII": ("evaluate RUN --limit 9 >out", 0, ""),
 }

@@ -168,7 +168,7 @@ def test_one_step(objective: str, penalty: str, head: str, awp: Any) -> None:
         assert parameter.grad.isfinite().all(), name
 
 
-@pytest.mark.parametrize("name", [name for name in AUGMENTATIONS if name != "none"])
+@pytest.mark.parametrize("name", [name for name in AUGMENTATIONS if name not in ("none", "random-resized-crop")])
 def test_a_batch_of_a_run_goes_through_a_step(name: str) -> None:
     config = run_of("adversarial", "igr-clean", "linear")
     batches = Batches(data=tiny_set(), batch_size=3, seed=0, augmentation=AUGMENTATIONS[name]())

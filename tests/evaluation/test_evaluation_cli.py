@@ -21,7 +21,8 @@ KEYS = re.findall(
     r"\w+",
     """
     format target name weights selection epoch head_scale normalize config checkpoint data norm eps step_size
-    seed shard_size batch_size attacks columns search accuracy intervals classes strongest curves margins distance
+    seed shard_size batch_size attacks columns search accuracy intervals classes strongest curves margins
+    margins_proven distance
     certified alarms notes versions device precision seconds
     """,
 )

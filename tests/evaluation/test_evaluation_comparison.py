@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from widemargin.errors import InputError
-from widemargin.evaluation.comparison import JudgedImages, _t, compare_judged, mcnemar, wilson
+from widemargin.evaluation.comparison import JudgedImages, compare_judged, mcnemar, student_t, wilson
 
 
 def judged(name: str, right: torch.Tensor, seed: int | None = None, **more: torch.Tensor) -> JudgedImages:
@@ -98,7 +98,7 @@ def test_seeds_are_paired_and_their_interval_is_students() -> None:
 
 @pytest.mark.parametrize("freedom", [1, 2, 5, 15, 16, 30, 200])
 def test_the_quantile_of_students_t_leaves_out_a_fortieth(freedom: int) -> None:
-    t = np.linspace(0, _t(freedom), 200_001)
+    t = np.linspace(0, student_t(freedom), 200_001)
     density = (1 + t**2 / freedom) ** (-(freedom + 1) / 2)
     logs = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
     assert math.exp(logs) * np.trapezoid(density, t) == pytest.approx(0.475, abs=1e-4)

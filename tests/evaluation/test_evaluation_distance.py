@@ -231,9 +231,9 @@ def test_what_was_found_and_confirmed_counts_though_a_second_search_finds_less(m
     with torch.no_grad():
         other[1].bias[1] += 0.004
     monkeypatch.setattr(evaluator, "search_model", lambda _, **__: other)
-    quickly = distance._searched_in_tf32
+    quickly = distance._searched_on_copy
     monkeypatch.setattr(
-        distance, "_searched_in_tf32", lambda *args: (quickly(*args)[0], torch.zeros(len(x), dtype=torch.bool))
+        distance, "_searched_on_copy", lambda *args: (quickly(*args)[0], torch.zeros(len(x), dtype=torch.bool))
     )
     monkeypatch.setattr(
         distance,

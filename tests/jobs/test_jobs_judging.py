@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from widemargin.cli.main import run
-from widemargin.data import load
+from widemargin.data.datasets import open_images
 from widemargin.errors import InputError
 from widemargin.evaluation.shards import Store
 from widemargin.jobs import judging
@@ -221,10 +221,10 @@ def test_each_data_set_is_read_once_and_only_what_is_needed(tmp_path, monkeypatc
 
     def counted(name, split, **options):
         read.append(split)
-        return load(name, split, **options)
+        return open_images(name, split, **options)
 
-    monkeypatch.setattr(setup, "load", counted)
-    monkeypatch.setattr(judging, "load", counted)
+    monkeypatch.setattr(setup, "open_images", counted)
+    monkeypatch.setattr(judging, "open_images", counted)
     command = ["reproduce", "table1", "--quick", "--device", "cpu", "--rows", "st-emr", "--out", str(tmp_path)]
     assert run(command) == 0
     assert sorted(read) == ["test", "train"]

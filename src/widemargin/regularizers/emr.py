@@ -106,8 +106,15 @@ class StochasticEMR(InputGradientPenalty):
     def _cotangents(self, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> Cotangents:
         del x, y
         generator = self._own if generator is None else generator
+        drawn: list[Tensor] = []
 
         def directions(logits: Tensor) -> Tensor:
+            """Drawn once a call: a way to the gradients that is given up must not change the numbers of the next."""
+            if not drawn:
+                drawn.append(draw_directions(logits))
+            return drawn[0].to(logits.dtype)
+
+        def draw_directions(logits: Tensor) -> Tensor:
             num_classes = logits.shape[1]
             if self.projections > num_classes:
                 raise InputError(
