@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from threading import Timer
 from typing import Any, TypeVar
@@ -278,6 +279,9 @@ def connect(backend: str, *, patience: timedelta) -> None:
             f"the processes cannot find each other at {where}: {reason}; start them with torchrun"
         ) from None
     store.set_timeout(patience)
+    # torch 2.13: imported after a group has begun, it keeps gloo's threads, which may abort a process as Python ends
+    import_module("torch._dynamo")
+
     with _announce_if_long("all processes have come and are connecting; do they reach each other's ports?"):
         dist.init_process_group(backend, store=part, rank=rank, world_size=count, timeout=patience)
 
