@@ -111,11 +111,11 @@ def test_killed_again_and_again(whole, tmp_path):
     kills = 0
     for _ in range(30):
         try:
-            found = evaluate(counted(calls // 4, interrupt), tmp_path)
+            found = evaluate(counted(calls * 2 // 9, interrupt), tmp_path)
             break
         except KeyboardInterrupt:
             kills += 1
-    assert 2 < kills < 30
+    assert 3 < kills < 30
     assert_same(found, report)
     assert records(tmp_path) == expected
 
