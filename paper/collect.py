@@ -142,6 +142,10 @@ def collect(folders: Sequence[Path], into: Path) -> tuple[list[str], list[Path]]
     return [f"{job.recipe}, seed {job.seed}" for job in found.finished], found.unfinished
 
 
+DIFFER = ("seed", "watch", "init_from")
+"""Settings in which the seeds of a row may differ; a row that begins with another one's weights has a path for each."""
+
+
 def _refuse_mixtures(kept: Sequence[tuple[FoundJob, Mapping[str, str]]], into: Path) -> None:
     """The seeds of a row are averaged, so they must be runs of one recipe; what was only watched may differ."""
     given = {job_folder(into, job.recipe, job.seed): (job.folder, texts[CONFIG]) for job, texts in kept}
@@ -149,7 +153,7 @@ def _refuse_mixtures(kept: Sequence[tuple[FoundJob, Mapping[str, str]]], into: P
     first: dict[Path, tuple[Path, dict[str, Any]]] = {}
     for place in [*given, *sorted(there)]:
         folder, text = given.get(place) or (place, read_text(place / CONFIG))
-        settings = {key: value for key, value in tomllib.loads(text).items() if key not in ("seed", "watch")}
+        settings = {key: value for key, value in tomllib.loads(text).items() if key not in DIFFER}
         other, theirs = first.setdefault(place.parent, (folder, settings))
         if settings != theirs:
             raise InputError(
@@ -177,11 +181,14 @@ def _kept_files(job: FoundJob) -> dict[str, str]:
         DISTANCE: _distance(job.folder / "distance"),
         CERTIFIED: _certified(job.folder / "certified"),
     }
-    texts = {
-        CONFIG: read_text(job.folder / RUN / CONFIG),
-        METRICS: "".join(json.dumps(rounded(line)) + "\n" for line in lines),
-    }
-    return texts | {name: _json_text(table) for name, table in tables.items() if table}
+    config = read_text(job.folder / RUN / CONFIG)
+    texts = {CONFIG: config, METRICS: "".join(json.dumps(rounded(line)) + "\n" for line in lines)}
+    texts |= {name: _json_text(table) for name, table in tables.items() if table}
+    begun = tomllib.loads(config).get("init_from")
+    if begun is None:
+        return texts
+    place = "/".join(Path(begun).parts[-3:])  # recipe, seed, run: without the folders of the machine it was made on
+    return {name: text.replace(json.dumps(begun), json.dumps(place)) for name, text in texts.items()}
 
 
 def _json_text(table: Mapping[str, Any]) -> str:

@@ -178,7 +178,8 @@ SMALL = (flattered_text, autoattack_text, distance_text, certified_text)
 def _remarks(table: PaperTable, row: PaperRow, jobs: Sequence[CollectedJob]) -> list[str]:
     """What a reader must know before comparing a row."""
     name = table.label(row)
-    told = [f"{name}: {note}" for job in jobs for note in differences(job.run.config, row.reference)]
+    settings = ({**job.run.config, "init_from": None} for job in jobs)  # a row may begin with another row's weights
+    told = [f"{name}: {note}" for config in settings for note in differences(config, row.reference)]
     told += [f"{name}, {text}" for text in by_seed(_left_out(jobs))]
     told += [f"{name}, {text}" for text in by_seed([(job.seed, alarm) for job in jobs for alarm in _alarms(job)])]
     return list(dict.fromkeys(told))

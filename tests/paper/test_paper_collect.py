@@ -100,6 +100,21 @@ def test_a_job_collected_again_is_replaced_and_others_stay(tmp_path):
     assert job.distance is None
 
 
+def test_a_row_that_begins_with_another_keeps_no_path_of_the_machine(tmp_path):
+    row, before = "equal-passes/input-gradient", "runs/equal-passes-input-gradient-before/seed-{}/run"
+    for seed in (0, 1):
+        begun = json.dumps(str(tmp_path / before.format(seed)))
+        config = write_job(tmp_path / "runs", row, seed) / "run" / "config.toml"
+        config.write_text(f"init_from = {begun}\n" + config.read_text())
+        report = config.parent.parent / "evaluation" / "report.json"
+        report.write_text(json.dumps({"config": {"init_from": json.loads(begun)}, **json.loads(report.read_text())}))
+        report.write_text(json.dumps({k: v for k, v in json.loads(report.read_text()).items() if k != "digest"}))
+    collect([tmp_path / "runs"], tmp_path / "results")
+    texts = [path.read_text() for path in (tmp_path / "results" / "rows").rglob("*.*") if path.is_file()]
+    assert not [text for text in texts if str(tmp_path) in text]
+    assert sum('"equal-passes-input-gradient-before/seed-1/run"' in text for text in texts) >= 1
+
+
 def test_unfinished_and_crashed_jobs_are_named_and_left_out(tmp_path, capsys):
     runs = tmp_path / "runs"
     write_job(runs, "mnist-mlp/st-emr")
