@@ -177,7 +177,9 @@ class Variant:
 def plan_of(case: Case, engine: str, device: torch.device) -> Plan:
     """What the engine would compute a case with."""
     data = case.data(device)
-    return make_plan(engine, make_state(case.config(), data).nets.model, data.image_shape, device)
+    config = case.config()
+    model = make_state(config, data).nets.model
+    return make_plan(engine, model, data.image_shape, device, attacks=config.objective.attacks)
 
 
 def engine_variant(case: Case, plan: Plan, device: torch.device) -> Variant:

@@ -14,6 +14,7 @@ from widemargin import ApproximateEMR, ExactEMR, InputError
 from widemargin.attacks import PGD
 from widemargin.distributed.sync_batch_norm import SharedBatchNorm, share_batch_norms
 from widemargin.engine import EvalCopy, FastNetwork, Plan, cuda_graphs, forward_flops, make_plan
+from widemargin.engine import plan as plan_module
 from widemargin.engine.cuda_graphs import AHEAD, Pace
 from widemargin.engine.fast_model import FoldedBatchNorm
 from widemargin.errors import WidemarginWarning
@@ -24,6 +25,7 @@ from widemargin.types import Nets, Outcome
 FAST = Plan(engine="fast")
 FACTORS = Plan(engine="fast", precision="bfloat16 factors")
 BFLOAT16 = Plan(engine="fast", precision="bfloat16")
+SEARCH = Plan(engine="fast", search="bfloat16")
 CPU = torch.device("cpu")
 
 
@@ -183,6 +185,34 @@ def test_a_reduced_evaluation_copy_copies_only_heavy_weights() -> None:
     assert eval_copy.model.norm.weight.data_ptr() == model.norm.weight.data_ptr()
     assert eval_copy.model.norm.running_mean is model.norm.running_mean
     torch.testing.assert_close(eval_copy(x).float(), model.eval()(x), rtol=0.1, atol=0.05)
+
+
+def test_attacks_alone_search_in_bfloat16() -> None:
+    model, x, y = small()
+    network = fast(model, SEARCH)
+    network.train()
+    assert torch.equal(network(x), model.train()(x))  # training is float32
+    network.eval()
+    with torch.no_grad():
+        seen, exact = network(x), model.eval()(x)
+    assert not torch.equal(seen, exact)
+    torch.testing.assert_close(seen, exact, rtol=0.1, atol=0.05)
+    parameters = dict(model.named_parameters())
+    found, wanted = (
+        torch.autograd.grad(ApproximateEMR()(net, x, y).sum(), parameters.values(), allow_unused=True)
+        for net in (network, model)
+    )
+    for name, ours, theirs in zip(parameters, found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, msg=name)  # and so are penalties
+
+
+def test_a_cpu_searches_in_bfloat16_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Flatten()
+    for products, wanted in (("bfloat16", SEARCH), ("bfloat16 factors", Plan()), ("float32", Plan())):
+        monkeypatch.setattr(plan_module, "quickest_cpu_products", lambda products=products: products)
+        assert make_plan("auto", model, (1, 28, 28), CPU, attacks=True) == wanted
+        assert make_plan("auto", model, (1, 28, 28), CPU) == Plan()  # nothing to search
+    assert SEARCH.describe() == "fast, float32, attacks in bfloat16"
 
 
 def synchronized(model: nn.Module) -> nn.Module:

@@ -33,7 +33,8 @@ EngineOption = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="auto (fast on a GPU), eager (the float32 reference) or fast (a CPU then multiplies in bfloat16).",
+        help="auto (fast on a GPU; on a CPU attacks search in bfloat16 where that pays), eager (the float32 reference) "
+        "or fast (a CPU then multiplies everything in bfloat16).",
     ),
 ]
 OnNonfinite = Annotated[

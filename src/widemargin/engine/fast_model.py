@@ -7,7 +7,7 @@ once.
 
 The evaluation copy is a second view of the model for passes that train nothing: evaluation mode, no gradients, a
 smaller type if wanted. It shares everything with the model except the weights of convolutions and linear layers, which
-are copies in the smaller type, and batch norms, which are a scale and a shift per channel, made from the model's own
+are copies in the smaller type (on a CPU in channels last, in which it multiplies that fastest), and batch norms, which are a scale and a shift per channel, made from the model's own
 tensors for all layers at once; both are refreshed once a step. So an attack casts no weights, computes no weight
 gradients and never switches the model between modes.
 """
@@ -108,6 +108,8 @@ class EvalCopy(nn.Module):
         for name, parameter in theirs.named_parameters(recurse=False):
             shared = parameter.detach().to(self.reduced if casts else parameter.dtype)
             if casts:
+                if shared.dim() == 4 and shared.device.type == "cpu":
+                    shared = shared.contiguous(memory_format=torch.channels_last)
                 self._theirs.append(parameter.detach())
                 self._ours.append(shared)
             setattr(mine, name, nn.Parameter(shared, requires_grad=False))
@@ -163,6 +165,8 @@ class FastNetwork(nn.Module):
 
     eval_copy: EvalCopy
     """The model for passes that train nothing."""
+    _swept: EvalCopy
+    """The same in the precision of the plan, for penalties; only attacks may search in less."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         super().__init__()
@@ -170,8 +174,10 @@ class FastNetwork(nn.Module):
         self.training = model.training  # and no other flag: the model may have frozen parts
         self._plan = plan
         self._said: set[str] = set()
-        eval_copy = EvalCopy(model, plan.reduced)
-        object.__setattr__(self, "eval_copy", eval_copy)  # no submodule: it has no parameters of its own
+        eval_copy = EvalCopy(model, plan.reduced_search)
+        swept = eval_copy if plan.reduced_search == plan.reduced else EvalCopy(model, plan.reduced)
+        for name, view in (("eval_copy", eval_copy), ("_swept", swept)):
+            object.__setattr__(self, name, view)  # no submodule: it has no parameters of its own
         features: Any = getattr(model, "features", None)
         passes: dict[str, Any] = {"evaluation": eval_copy, "training": model, "features": features}
         self._passes = {name: self._compiled(function, name) for name, function in passes.items() if function}
@@ -201,7 +207,7 @@ class FastNetwork(nn.Module):
 
     def penalty_stages(self) -> Sweeps:
         """The sweeps of a penalty, on the evaluation copy, with the statistics as they are now."""
-        self.eval_copy.refresh_statistics()
+        self._swept.refresh_statistics()
         trained = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
         if trained not in self._stages:
             self._stages[trained] = self._new_stages(trained)
@@ -209,10 +215,10 @@ class FastNetwork(nn.Module):
 
     def _new_stages(self, trained: frozenset[str]) -> Sweeps:
         if self._plan.compiler is None:
-            return EagerSweeps(self.eval_copy, trained)
+            return EagerSweeps(self._swept, trained)
         from widemargin.engine.compiled_sweeps import CompiledSweeps  # brings torch's tracers: a second to import
 
-        return CompiledSweeps(self.eval_copy, trained, self._plan.compiler)
+        return CompiledSweeps(self._swept, trained, self._plan.compiler)
 
     def note_double_backward(self, owner: str, reason: str) -> None:
         """Say once that a penalty takes the slower way."""
@@ -226,7 +232,7 @@ class FastNetwork(nn.Module):
     def _run(self, name: str, x: Tensor) -> Tensor:
         if self._plan.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        reduced = self._plan.reduced
+        reduced = self._plan.reduced_search if name == "evaluation" else self._plan.reduced
         with torch.autocast(x.device.type, dtype=reduced, enabled=reduced is not None):
             result: Tensor = logits_of(self._passes[name](x))
         return result.to(torch.promote_types(result.dtype, torch.float32))

@@ -27,6 +27,8 @@ class Plan:
     engine: Literal["eager", "fast"] = "eager"
     precision: Literal["float32", "tf32", "bfloat16", "bfloat16 factors"] = "float32"
     """``bfloat16 factors`` is what a CPU has in place of TF32: float32 tensors, products of rounded factors."""
+    search: Literal["float32", "bfloat16"] = "float32"
+    """What attacks search in, where ``precision`` is not smaller already."""
     channels_last: bool = False
     compiler: str | None = None
     """A backend of torch.compile, or None."""
@@ -43,21 +45,32 @@ class Plan:
         """The smaller type of convolutions and matrix products, if there is one."""
         return torch.bfloat16 if self.precision == "bfloat16" else None
 
+    @property
+    def reduced_search(self) -> torch.dtype | None:
+        """The smaller type in which attacks search, if there is one."""
+        return torch.bfloat16 if self.search == "bfloat16" else self.reduced
+
     def describe(self) -> str:
         """For people and records."""
-        parts: list[str] = [self.engine, self.precision]
+        parts: list[str] = [self.engine, self.precision] + ["attacks in bfloat16"] * (self.search == "bfloat16")
         parts += ["channels last"] * self.channels_last + [f"compiled ({self.compiler})"] * bool(self.compiler)
         return ", ".join(parts + ["CUDA graphs"] * self.graphs)
 
 
-def make_plan(engine: str, model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> Plan:
-    """The plan for ``auto``, ``eager`` or ``fast``: fast where there is a GPU, eager elsewhere under ``auto``.
+def make_plan(
+    engine: str, model: nn.Module, image_shape: tuple[int, ...], device: torch.device, *, attacks: bool = False
+) -> Plan:
+    """The plan for ``auto``, ``eager`` or ``fast``; ``auto`` is fast where there is a GPU.
 
-    Asked to be fast, a CPU that multiplies bfloat16 quickly uses it, in the way that is fastest there.
+    A CPU that multiplies bfloat16 tensors clearly faster uses them under ``auto`` for the attacks of training, if there
+    are any, and eager float32 for all the rest; under ``fast`` for everything, in whichever way is fastest there.
     """
     choice("", "--engine", engine, ENGINES)
-    if engine == "eager" or (engine == "auto" and device.type != "cuda"):
+    if engine == "eager":
         return Plan()
+    if device.type != "cuda" and engine == "auto":
+        pays = attacks and quickest_cpu_products() == "bfloat16"
+        return Plan(engine="fast", search="bfloat16") if pays else Plan()
     if device.type != "cuda":
         return Plan(engine="fast", precision=quickest_cpu_products())
     heavy = forward_flops(model, image_shape, device) >= HEAVY

@@ -97,7 +97,7 @@ def _save_step(state: TrainState, run: RunContext, batch: Batch, context: StepCo
         "moment": asdict(context),
         "indices": batch.indices.tolist(),
         "num_classes": run.splits.train.num_classes,
-        "engine": run.plan.engine,
+        "engine": run.options.engine,
         "device": batch.images.device.type,
         "versions": software_versions(),
         "config": to_dict(run.config),
@@ -152,7 +152,8 @@ def replay(folder: str | Path, *, device: str = "auto", engine: str | None = Non
     for name, net in state.nets.all().items():
         prefix = f"nets/{name}/"
         net.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-    plan = make_plan(engine or table["engine"], state.nets.model, tuple(images.shape[1:]), chosen)
+    shape, attacks = tuple(images.shape[1:]), config.objective.attacks
+    plan = make_plan(engine or table["engine"], state.nets.model, shape, chosen, attacks=attacks)
     steps = make_steps(plan, state, config)
     recorder = _Recorder(state.nets)
     state.guard = recorder

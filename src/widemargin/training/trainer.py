@@ -180,7 +180,8 @@ def begin(
         batches = replace(make_batches(config, splits.train, splits.extra), rank=group.rank, processes=group.count)
         state = make_state(config, splits.train)
         synchronize_batch_norms(state.nets, group, sync_bn=options.sync_bn)
-        plan = make_plan(options.engine, state.nets.model, splits.train.image_shape, device)
+        attacks = config.objective.attacks
+        plan = make_plan(options.engine, state.nets.model, splits.train.image_shape, device, attacks=attacks)
         if group.count > 1 or not can_fuse(state.optimizer):  # no CUDA graph holds messages between processes
             plan = replace(plan, graphs=False)
         if group.first and not has_checkpoint(folder):
