@@ -7,9 +7,9 @@ once.
 
 The evaluation copy is a second view of the model for passes that train nothing: evaluation mode, no gradients, a
 smaller type if wanted. It shares everything with the model except the weights of convolutions and linear layers, which
-are copies in the smaller type (on a CPU in channels last, in which it multiplies that fastest), and batch norms, which are a scale and a shift per channel, made from the model's own
-tensors for all layers at once; both are refreshed once a step. So an attack casts no weights, computes no weight
-gradients and never switches the model between modes.
+are copies in the smaller type (on a CPU in channels last, in which it multiplies that fastest), and batch norms, which
+are a scale and a shift per channel, made from the model's own tensors for all layers at once; both are refreshed once
+a step. So an attack casts no weights, computes no weight gradients and never switches the model between modes.
 """
 
 import copy
