@@ -63,7 +63,7 @@ def test_other_peoples_models(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    monkeypatch.setattr(tape, "WORTHWHILE_CONVOLUTIONS", 0.0)
+    monkeypatch.setattr(tape, "WORTHWHILE", 0.0)
     x, regularizer = torch.rand(2, 3, side, side, dtype=torch.float64), ApproximateEMR(temperature=0.7)
     assert path_of(model, x).way == "sweeps"
     found = regularizer(model, x)

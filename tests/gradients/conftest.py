@@ -10,7 +10,7 @@ from widemargin.gradients.sweeps import tape
 
 @pytest.fixture(autouse=True)
 def sweeps_wherever_possible(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(tape, "WORTHWHILE_CONVOLUTIONS", 0.0)
+    monkeypatch.setattr(tape, "WORTHWHILE", 0.0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*differentiated twice")
         yield

@@ -29,6 +29,8 @@ CONVOLUTIONS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "2d circular": (lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), (2, 4, 5)),
     "2d reflect": (lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), (2, 4, 5)),
     "2d replicate": (lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="replicate"), (2, 4, 5)),
+    "2d same": (lambda: nn.Conv2d(2, 4, (3, 5), dilation=(2, 1), padding="same"), (2, 6, 7)),
+    "2d valid": (lambda: nn.Conv2d(2, 4, 3, stride=2, padding="valid"), (2, 6, 7)),
     "3d": (lambda: nn.Conv3d(1, 2, 2), (1, 3, 4, 3)),
     "3d, everything": (lambda: nn.Conv3d(2, 2, 2, stride=2, padding=1, dilation=2, groups=2), (2, 3, 4, 3)),
 }
@@ -40,8 +42,8 @@ def test_convolution(name: str) -> None:
     check_layers(make, nn.ReLU, shape=shape)
 
 
-def test_convolution_with_named_padding_is_left_to_double_backward() -> None:
-    check_layers(lambda: nn.Conv2d(2, 4, 3, padding="same"), nn.ReLU, shape=(2, 4, 5), recorded=False)
+def test_padding_that_differs_between_the_sides_is_left_to_double_backward() -> None:
+    check_layers(lambda: nn.Conv2d(2, 4, 2, padding="same"), nn.ReLU, shape=(2, 4, 5), recorded=False)
 
 
 @pytest.mark.parametrize("bias", [True, False])

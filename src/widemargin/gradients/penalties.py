@@ -103,9 +103,9 @@ def _penalty(
 
     parameters = dict(model.named_parameters())
     trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
-    case = (owner, tuple(x.shape[1:]), trained)
+    case = (owner, tuple(x.shape), trained)
     try:
-        if _not_worthwhile.get(model) != case:
+        if case not in _not_worthwhile.get(model, ()):
             with evaluating(model):
                 sweeps = model.penalty_stages() if isinstance(model, HasSweeps) else EagerSweeps(model, trained)
                 chosen = isinstance(sweeps, EagerSweeps) and not isinstance(model, HasSweeps)
@@ -120,7 +120,7 @@ def _penalty(
                     only_worthwhile=chosen,
                 )
     except NotWorthwhile:
-        _not_worthwhile[model] = case  # the next one records nothing
+        _not_worthwhile.setdefault(model, set()).add(case)  # the next one records nothing
     except NotSweepable as exception:
         reason = str(exception)  # and forget the exception: it holds what was recorded
         if isinstance(model, HasSweeps):
@@ -130,7 +130,7 @@ def _penalty(
     return by_double_backward(owner, model, x, checked, norm=norm, at_once=at_once, constant=constant)
 
 
-_not_worthwhile: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+_not_worthwhile: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
 """Models that double backward takes as fast, and for which images and trained parameters."""
 _said: set[str] = set()
 

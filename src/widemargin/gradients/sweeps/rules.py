@@ -5,7 +5,7 @@ rule by hand, or is called in a way that the rule does not know, is an ``Operato
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ def _convolution(call: Call) -> Convolution | Affine:
         weight=call.snapshot(weight),
         weight_name=call.parameter(weight),
         bias_name=call.parameter(bias),
-        geometry=_geometry(call, spatial=weight.dim() - 2),
+        geometry=_geometry(call, weight.shape[2:]),
         input_shape=call.x.shape,
         output_shape=call.result.shape,
         input_dtype=call.x.dtype,
@@ -63,12 +63,24 @@ def _convolution(call: Call) -> Convolution | Affine:
     )
 
 
-def _geometry(call: Call, *, spatial: int) -> tuple[Any, ...]:
-    counts = call.argument(3, "stride", 1), call.argument(4, "padding", 0), call.argument(5, "dilation", 1)
-    if isinstance(counts[1], str) or call.x.dim() != spatial + 2:
-        raise NotSweepable(f"{call.name} with padding {counts[1]!r} of an input of {call.x.dim()} axes")
-    lists = ([n] if isinstance(n, int) else list(n) for n in counts)
-    return *(n * spatial if len(n) == 1 else n for n in lists), call.argument(6, "groups", 1)
+def _geometry(call: Call, kernel: Sequence[int]) -> tuple[Any, ...]:
+    stride, dilation = (
+        _per_axis(call.argument(place, name, 1), kernel) for place, name in ((3, "stride"), (5, "dilation"))
+    )
+    padding = call.argument(4, "padding", 0)
+    added = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+    if padding == "valid":
+        padding = 0
+    elif padding == "same" and not any(total % 2 for total in added):
+        padding = [total // 2 for total in added]  # as much on either side
+    if isinstance(padding, str) or call.x.dim() != len(kernel) + 2:
+        raise NotSweepable(f"{call.name} with padding {padding!r} of an input of {call.x.dim()} axes")
+    return stride, _per_axis(padding, kernel), dilation, call.argument(6, "groups", 1)
+
+
+def _per_axis(counts: int | Sequence[int], kernel: Sequence[int]) -> list[int]:
+    listed = [counts] if isinstance(counts, int) else list(counts)
+    return listed * len(kernel) if len(listed) == 1 else listed
 
 
 def _affine(call: Call) -> Convolution | Affine:

@@ -38,8 +38,7 @@ from widemargin.gradients.sweeps.calls import (
     NotWorthwhile,
     UnknownOperator,
 )
-from widemargin.gradients.sweeps.curved import Attention, MatrixProduct
-from widemargin.gradients.sweeps.layers import Affine, Convolution, Gradients, Slopes
+from widemargin.gradients.sweeps.layers import Convolution, Gradients, Slopes
 from widemargin.gradients.sweeps.operators import Operator, mapped, tensors_in
 from widemargin.gradients.sweeps.rules import Layer, layer_of, operator, parts_of
 from widemargin.gradients.sweeps.shapes import Part
@@ -86,32 +85,24 @@ class Tape:
 
     def refuse_unless_worthwhile(self, vectors: int) -> None:
         """Sweeps save the reverse pass of a piecewise linear network, and what torch wastes in the second derivative
-        of a convolution. A smooth network of matrix products costs six forwards either way, and there torch's own
-        engine has less to do for an operator."""
-        convolutions = sum(
-            _multiply_adds(entry.layer) for entry in self.entries if isinstance(entry.layer, Convolution)
-        )
-        share = convolutions / max(1, sum(_multiply_adds(entry.layer) for entry in self.entries))
-        if self.curved and vectors == 1 and share < WORTHWHILE_CONVOLUTIONS:
+        of a convolution, most of all of one in groups. A smooth network costs six forwards either way, and there
+        torch's own engine has less to do for an operator."""
+        if not self.curved or vectors > 1:
+            return
+        layers = [entry.layer for entry in self.entries if isinstance(entry.layer, Convolution)]
+        saved = sum(layer.output_shape.numel() / WASTED[layer.geometry[3] > 1] for layer in layers)
+        if saved < WORTHWHILE * len(self.entries):
             raise NotWorthwhile(
-                f"smooth, and {share:.0%} of its multiply-adds are convolutions: as fast by double backward"
+                f"smooth, and its convolutions are too few or too small ({len(layers)} of {len(self.entries)} "
+                "operators): as fast by double backward"
             )
 
 
-WORTHWHILE_CONVOLUTIONS = 0.1
-"""The share of a smooth network's multiply-adds from which on sweeps are faster (docs/models.md)."""
-
-
-def _multiply_adds(layer: Layer) -> int:
-    if isinstance(layer, Convolution):
-        return layer.output_shape.numel() * layer.weight[0].numel()
-    if isinstance(layer, Affine):
-        return 0 if layer.x is None else layer.x.numel() * len(layer.weight)
-    if isinstance(layer, MatrixProduct):
-        return layer.x.numel() * layer.y.shape[-1]
-    if isinstance(layer, Attention):
-        return layer.p.numel() * (layer.q.shape[-1] + layer.v.shape[-1])
-    return 0
+WASTED = {False: 30_000, True: 640}
+"""So many elements of a convolution's output cost double backward as much more as sweeps cost for an operator, without
+groups and with (docs/models.md)."""
+WORTHWHILE = 1.0
+"""How much of their own cost sweeps must save."""
 
 
 def record(model: nn.Module, x: Tensor, trained: frozenset[str]) -> tuple[Tensor, Tape]:
