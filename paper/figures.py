@@ -18,9 +18,13 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from paper.plans import ACCURACY, CurvePlan, GroupPlan, Line, Panel
-from paper.rows import decay_title, kind_of, method_title, row_order
+from paper.rows import PaperTable, decay_title, kind_of, method_title, row_order
 from paper.style import (
     BLUE,
+    GRAY,
+    RED,
+    SMALL,
+    YELLOW,
     best_clean,
     how_well,
     is_collapsed,
@@ -30,7 +34,7 @@ from paper.style import (
     remarks,
     stroke,
 )
-from paper.tables import Jobs
+from paper.tables import STRONGEST, Jobs
 from paper.tree import CollectedJob, Counts, Pairs, over_seeds, watched_attack
 from widemargin.config.checkpoint import CONFIG
 from widemargin.core.records import Fields
@@ -383,3 +387,45 @@ def _without_boundary(bins: Bins, without: int) -> str:
 def _mean_bin(bins: Bins) -> float:
     """In bins, each image at the middle of its own."""
     return sum((place + 0.5) * count for place, count in bins.items()) / sum(bins.values())
+
+
+JUDGES = (
+    ("clean", "clean", GRAY),
+    ("", "PGD", YELLOW),
+    (STRONGEST, "strongest PGD", RED),
+    ("autoattack", "AutoAttack", BLUE),
+)
+"""What is drawn of a row: the end of the accuracy's name, how it is called, its color. PGD is the table's own."""
+MANY = 3
+"""From so many rows on a picture tells more than the table."""
+
+
+def judges_figure(table: PaperTable, jobs: Jobs) -> Figure | None:
+    """Accuracy of each row judged by AutoAttack on the first images, by every judge, seeds as points; the best last."""
+    judged = {
+        table.label(row): [job.autoattack_1000.table("accuracy").numbers() for job in members]
+        for row in table.rows
+        if (members := [job for job in jobs.get(row.recipe, ()) if job.autoattack_1000.values])
+    }
+    if len(judged) < MANY:
+        return None
+    rows = sorted(judged, key=lambda name: fmean(numbers["autoattack"] for numbers in judged[name]))
+    with styled():
+        figure = Figure(figsize=(1.7 * WIDTH, 1.4 + 0.32 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        for place, name in enumerate(rows):
+            found = judged[name]
+            pgd = next(key for key in found[0] if key.endswith(STRONGEST)).removesuffix(STRONGEST)
+            keys = [key if key in ("clean", "autoattack") else pgd + key for key, _, _ in JUDGES]
+            means = [fmean(numbers[key] for numbers in found) for key in keys]
+            axes.plot([min(means[1:]), max(means[1:])], [place, place], color="#c9c9c9", linewidth=2.5, zorder=1)
+            for key, mean, (_, label, color) in zip(keys, means, JUDGES, strict=True):
+                every = [numbers[key] for numbers in found]
+                axes.scatter(every, [place] * len(every), s=9, color=color, alpha=0.35, linewidths=0, zorder=2)
+                axes.scatter(mean, place, s=34, color=color, zorder=3, label=label if place == 0 else None)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set(xlim=(0, 100), xlabel="accuracy on the first 1,000 test images, %")
+        axes.grid(axis="x", color="#e9e9e9", linewidth=0.8)
+        axes.set_axisbelow(True)
+        figure.legend(loc="outside upper center", ncols=len(JUDGES), fontsize=SMALL)
+    return figure

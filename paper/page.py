@@ -13,8 +13,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from paper.figures import curve_figure, distance_figure, eps_figure, histogram_figure
-from paper.plans import ALL, CURVES, DISTANCES, GROUPS, HISTOGRAMS, OVER_EPS, Section
+from paper.figures import curve_figure, distance_figure, eps_figure, histogram_figure, judges_figure
+from paper.plans import ALL, CURVES, DISTANCES, GROUPS, HISTOGRAMS, JUDGES, OVER_EPS, Section
 from paper.rows import PaperRow, PaperTable
 from paper.tables import (
     ABOVE,
@@ -59,7 +59,7 @@ def generate(into: Path, tables: Sequence[PaperTable]) -> list[Path]:
     jobs = by_recipe(read_tree(into))
     folder = make_folder(into / FIGURES)
     shown, written = [], [into / PAGE]
-    for picture, figure in _pictures(jobs):
+    for picture, figure in _pictures(tables, jobs):
         if figure is None:
             (folder / picture.file).unlink(missing_ok=True)
             continue
@@ -78,8 +78,10 @@ def by_recipe(jobs: Sequence[CollectedJob]) -> Jobs:
     return found
 
 
-def _pictures(jobs: Jobs) -> Iterator[tuple[Shown, Figure | None]]:
+def _pictures(tables: Sequence[PaperTable], jobs: Jobs) -> Iterator[tuple[Shown, Figure | None]]:
     """Each picture, drawn; None where there is nothing to draw."""
+    for table in tables:
+        yield Shown(JUDGES, f"judges-{table.name}.png", table.title), judges_figure(table, jobs)
     for plan in CURVES:
         yield Shown(plan.section, plan.file, plan.title, plan.note), curve_figure(plan, jobs)
     for group in GROUPS:

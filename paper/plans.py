@@ -23,6 +23,11 @@ ALL = (
     "Lines are means over seeds; dashed ones have a single seed where others of the same picture have more. Dotted and "
     f"pale are networks that collapsed: their clean accuracy is less than {COLLAPSED:.0%} of the panel's best."
 )
+JUDGES = Section(
+    "One network, several judges",
+    "Rows by their accuracy under AutoAttack. Large points are means over seeds, small ones the seeds; the gray bar "
+    "goes from what the table's PGD leaves to what AutoAttack leaves.",
+)
 MARGINS = Section(
     "Margins during training",
     "Of correctly classified images. Those of training images are at the points training sees: augmented, and attacked "
