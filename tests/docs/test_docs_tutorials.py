@@ -73,7 +73,7 @@ def test_cifar_10_with_and_without_emr(here, capsys):
         out = done(made_small(words, CIFAR), capsys)
     assert {path.name for path in here.iterdir()} >= {"runs", "evaluations", "report.html", "report.tex"}
     first, second = (json.loads((here / "evaluations" / name / "report.json").read_text()) for name in ("at", "at-emr"))
-    assert first["settings"]["eps"] == second["settings"]["eps"] == ["0.031"]
+    assert first["eps"][0]["written"] == second["eps"][0]["written"] == "0.031"
     assert out
 
 
