@@ -45,20 +45,21 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages and pictures from outside of ``docs/``."""
     SITE_OF.clear()
-    for path in (*PAGES, *(f"{PICTURES}/{found.name}" for found in sorted((ROOT / PICTURES).glob("*.png")))):
+    pictures_of_results = (f"{PICTURES}/{found.name}" for found in sorted((ROOT / PICTURES).glob("*.png")))
+    for path in (*PAGES, *pictures_of_results):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
         SITE_OF[path] = path
-    for path in sorted((ROOT / NOTEBOOKS).glob("*.ipynb")):
-        place = f"{NOTEBOOKS}/{path.stem}.md"
-        SITE_OF[f"{NOTEBOOKS}/{path.name}"] = place
-        text, pictures = notebook_page(json.loads(path.read_text(encoding="utf-8")), path.stem)
+    for notebook in sorted((ROOT / NOTEBOOKS).glob("*.ipynb")):
+        place = f"{NOTEBOOKS}/{notebook.stem}.md"
+        SITE_OF[f"{NOTEBOOKS}/{notebook.name}"] = place
+        text, pictures = notebook_page(json.loads(notebook.read_text(encoding="utf-8")), notebook.stem)
         files.append(File.generated(config, place, content=text))
         for name, content in pictures.items():
             files.append(File.generated(config, f"{NOTEBOOKS}/{name}", content=content))
     for part, (title, about, modules) in REFERENCE.items():
         names = [name for module in modules for name in documented(module)]
-        content = "\n\n".join([f"# {title}", about, *(f"::: {name}" for name in names)]) + "\n"
-        files.append(File.generated(config, f"reference/{part}.md", content=content))
+        index = "\n\n".join([f"# {title}", about, *(f"::: {name}" for name in names)]) + "\n"
+        files.append(File.generated(config, f"reference/{part}.md", content=index))
     return files
 
 
@@ -66,7 +67,8 @@ def documented(part: str) -> list[str]:
     """The full names of the classes and functions that a part of the package shows the outside."""
     package = "widemargin" if part == "widemargin" else f"widemargin.{part}"
     tree = source_of(package)
-    shown = next((ast.literal_eval(node.value) for node in tree.body if defines(node, "__all__")), None)
+    lists = (node.value for node in tree.body if isinstance(node, ast.Assign) and is_all(node))
+    shown = next(map(ast.literal_eval, lists), None)
     names = shown or [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     return [f"{package}.{name}" for name in names if not name.startswith("_") and is_described(package, name)]
 
@@ -78,9 +80,9 @@ def source_of(module: str) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def defines(node: ast.stmt, name: str) -> bool:
-    """Whether it assigns that name."""
-    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
+def is_all(node: ast.Assign) -> bool:
+    """Whether it assigns ``__all__``."""
+    return ast.unparse(node.targets[0]) == "__all__"
 
 
 def is_described(module: str, name: str) -> bool:
@@ -119,6 +121,7 @@ def notebook_page(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, b
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """From the Markdown of the repository to that of the site."""
+    del config
     here = page.file.src_uri
     if here.startswith("reference/"):
         return markdown
@@ -168,7 +171,9 @@ def as_python_markdown(markdown: str, change: Any) -> str:
 
 def with_formulas(text: str) -> str:
     """What stands between two dollars as a block, between single ones in the line."""
-    text = re.sub(r"\$\$(.+?)\$\$", lambda found: f'<div class="formula">{mathml(found[1], "block")}</div>', text, flags=re.S)
+    text = re.sub(
+        r"\$\$(.+?)\$\$", lambda found: f'<div class="formula">{mathml(found[1], "block")}</div>', text, flags=re.S
+    )
     return re.sub(r"(?<![\w$])\$([^$\n]+)\$(?![\w$])", lambda found: mathml(found[1], "inline"), text)
 
 

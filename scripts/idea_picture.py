@@ -60,7 +60,7 @@ def draw_plane(axes: Axes, model: nn.Module, x: Tensor, y: Tensor, title: str) -
     axes.contour(side, side, lead, levels=[0], colors=["#333333"], linewidths=1.4)
     margins = widemargin.effective_margin(model, x, y)
     for kind, color in ((0, COLORS[2]), (1, COLORS[1])):
-        axes.scatter(*x[y == kind].T, s=9, color=color, zorder=3)
+        axes.scatter(x[y == kind, 0], x[y == kind, 1], s=9, color=color, zorder=3)
     for point, label, margin in list(zip(x.tolist(), y.tolist(), margins.tolist(), strict=True))[::13]:
         axes.add_patch(Circle(point, margin, fill=False, ec=COLORS[2] if label == 0 else COLORS[1], lw=1))
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xticks=[], yticks=[])

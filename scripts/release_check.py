@@ -1,7 +1,7 @@
 """Try an installed widemargin as a newcomer would: ``make release-check`` runs it in a clean environment.
 
-The package must be the installed one, not this checkout. A short training, the two lines of the README, an evaluation, a
-comparison of margins and the report run on the data that come with the wheel.
+The package must be the installed one, not this checkout. The two lines of the README, two short trainings, evaluations,
+margins, a comparison and the report run on the data that come with the wheel.
 """
 
 import subprocess

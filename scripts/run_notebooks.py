@@ -39,7 +39,9 @@ def run_cell(source: str, names: dict[str, Any], where: str) -> list[dict[str, A
             value = eval(compile(ast.Expression(last.value), where, "eval"), names)
     outputs: list[dict[str, Any]] = []
     if printed.getvalue():
-        outputs.append({"output_type": "stream", "name": "stdout", "text": printed.getvalue().splitlines(keepends=True)})
+        outputs.append(
+            {"output_type": "stream", "name": "stdout", "text": printed.getvalue().splitlines(keepends=True)}
+        )
     for number in pyplot.get_fignums():
         picture = io.BytesIO()
         pyplot.figure(number).savefig(picture, format="png", dpi=80, bbox_inches="tight", metadata={"Software": None})

@@ -1,4 +1,4 @@
-"""``make docs`` makes a site without a warning, which asks for nothing outside of itself, and whose search works from disk."""
+"""``make docs`` makes a site without a warning; it asks for nothing from elsewhere, and its search works from disk."""
 
 import os
 import re
@@ -31,7 +31,9 @@ def site(tmp_path_factory):
 def test_every_page_is_there(site):
     made = {path.stem for path in site.glob("*.html")}
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"} <= made
-    assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == {p.stem for p in site.glob("notebooks/*.html")}
+    assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == {
+        p.stem for p in site.glob("notebooks/*.html")
+    }
     for name in ("PGD", "effective_margin", "ApproximateEMR", "certified_margin", "evaluate"):
         assert f'id="widemargin.{name}"' in (site / "reference" / "widemargin.html").read_text("utf-8")
 
@@ -75,7 +77,9 @@ def test_it_is_read_and_searched_from_disk(site, tmp_path):
 def test_a_link_that_leads_nowhere_ends_the_build(tmp_path):
     """The check of links is on: the same settings, with one page that has a wrong one."""
     (tmp_path / "docs" / "assets").mkdir(parents=True)
-    (tmp_path / "docs" / "index.md").write_text("# One\n\n[there](nowhere.md), [here](#no-such-heading)\n", encoding="utf-8")
+    (tmp_path / "docs" / "index.md").write_text(
+        "# One\n\n[there](nowhere.md), [here](#no-such-heading)\n", encoding="utf-8"
+    )
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[0]
     text = text.replace("hooks: [scripts/docs_site.py]", "").replace("paths: [src]", "paths: []")
     (tmp_path / "mkdocs.yml").write_text(text, encoding="utf-8")

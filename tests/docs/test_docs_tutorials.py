@@ -14,7 +14,13 @@ from widemargin.models import ResNet18Config
 from widemargin.objectives import OBJECTIVES
 
 DOCS = Path(__file__).parents[2] / "docs"
-SMALL = ["epochs=1", "data.train_limit=40", "data.test_limit=12", "watch.margins=[]", "optimizer.schedule={kind='constant'}"]
+SMALL = [
+    "epochs=1",
+    "data.train_limit=40",
+    "data.test_limit=12",
+    "watch.margins=[]",
+    "optimizer.schedule={kind='constant'}",
+]
 CIFAR = [*SMALL, "data.name=cifar10-embedded", "data.held_out=20", "model.width=2", "batch_size=10"]
 CIFAR += ["objective.attack.steps=1", "evaluation.attacks=['clean']", "watch.attack=none"]
 
@@ -34,13 +40,14 @@ def python(page):
 def made_small(words, changes):
     """The same command on few images, with a small network."""
     verb = words[2] if words[0] == "--import" else words[0]
+    data = [place + 1 for place, word in enumerate(words) if word == "--dataset"]
+    words = ["cifar10-embedded" if place in data else word for place, word in enumerate(words)]
     if verb == "train":
         words = words + [word for change in changes for word in ("--set", change)]
     if verb == "evaluate":
         words = [re.sub("autoattack", "apgd-ce", word) for word in words]
-        words = ["cifar10-embedded" if word == "cifar10" else word for word in words]
         at = words.index("--limit") if "--limit" in words else len(words)
-        words = words[:at] + ["--limit", "6"] + words[at + 2 :]
+        words = [*words[:at], "--limit", "6", *words[at + 2 :]]
     return ["apgd-ce" if word == "autoattack" else word for word in words]
 
 
@@ -84,8 +91,6 @@ def test_a_downloaded_model(here, capsys, monkeypatch):
     (here / "my_models.py").write_text(module, encoding="utf-8")
     monkeypatch.syspath_prepend(here)
     for words in commands("tutorial-downloaded.md"):
-        if words[0] == "check":
-            words = ["cifar10-embedded" if word == "cifar10" else word for word in words]
         if words[1] == "weights.pt" and words[0] == "evaluate":
             words = [*words, "--normalize", "cifar10"]
         done(made_small(words, []), capsys)
