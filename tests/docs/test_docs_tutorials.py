@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+import widemargin
 from widemargin.cli.main import run
 from widemargin.models import ResNet18Config
 from widemargin.objectives import OBJECTIVES
@@ -70,6 +73,42 @@ def done(words, capsys):
     return said.out
 
 
+def test_five_minutes_and_the_first_page(here, capsys):
+    shown = commands("start.md")
+    assert [words[0] for words in shown] == ["demo", "train", "evaluate", "report"]
+    for words in shown[1:]:
+        done(made_small(words, [*SMALL, "model.hidden=[8]"]), capsys)
+    assert (here / "report.html").exists()
+    assert python("README.md")[0].split() == [
+        *python("start.md")[0].replace("1.0)", "1.0) # two lines in your own training loop", 1).split()
+    ]
+    names = {"widemargin": widemargin, "F": F, "model": nn.Sequential(nn.Flatten(), nn.Linear(12, 3))}
+    names |= {"x": torch.rand(4, 3, 2, 2), "y": torch.tensor([0, 1, 2, 0])}
+    for block in python("start.md"):
+        exec(block, names)
+    names["loss"].backward()
+    assert names["report"].accuracy.keys() == {"clean", "pgd20"}
+
+
+def test_the_code_of_the_page_on_evaluation():
+    """On a network that every part of AutoAttack breaks, so that it is over soon."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 10))
+    model[1].weight.data *= 30
+    images = torch.rand(8, 3, 4, 4)
+    labels = model(images).argmax(1)
+    names = {"widemargin": widemargin, "PGD": widemargin.PGD, "model": model, "images": images, "labels": labels}
+
+    def my_attack(model, x, y):
+        return (x + 0.03).clamp(0, 1)
+
+    names["my_attack"] = my_attack
+    (block,) = python("evaluation.md")
+    exec(block, names)
+    accuracy = names["report"].accuracy
+    assert accuracy["autoattack"] <= accuracy["pgd-strongest"] <= accuracy["clean"] == 100
+
+
 def test_cifar_10_with_and_without_emr(here, capsys):
     shown = commands("tutorial-cifar.md")
     train = [words for words in shown if words[0] == "train"]
@@ -95,8 +134,6 @@ def test_a_downloaded_model(here, capsys, monkeypatch):
             words = [*words, "--normalize", "cifar10"]
         done(made_small(words, []), capsys)
     import my_models
-
-    import widemargin
 
     names = {"widemargin": widemargin, "make_net": my_models.make_net}
     names |= {"images": torch.rand(4, 3, 32, 32), "labels": torch.arange(4)}
