@@ -20,8 +20,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "results/README.md")
-PICTURES = "results/figures"
+PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+RESULTS = ("results/**/README.md", "results/**/figures/*.png")
 NOTEBOOKS = "notebooks"
 REFERENCE = {
     "widemargin": ("The package", "What `import widemargin` gives.", ["widemargin"]),
@@ -45,8 +45,8 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages and pictures from outside of ``docs/``."""
     SITE_OF.clear()
-    pictures_of_results = (f"{PICTURES}/{found.name}" for found in sorted((ROOT / PICTURES).glob("*.png")))
-    for path in (*PAGES, *pictures_of_results):
+    results = sorted(found.relative_to(ROOT).as_posix() for pattern in RESULTS for found in ROOT.glob(pattern))
+    for path in (*PAGES, *results):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
         SITE_OF[path] = path
     for notebook in sorted((ROOT / NOTEBOOKS).glob("*.ipynb")):
