@@ -28,8 +28,8 @@ def main(report: Path, folder: Path) -> None:
                 if not isinstance(top, int | float) or top < 0:
                     raise SystemExit(f"{report} has no {element}")
                 clip = {"x": 0, "y": max(0, top + off), "width": 1200, "height": height, "scale": 1}
-                data = browser.ask("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)["data"]
-                (folder / name).write_bytes(base64.b64decode(data))
+                shot = browser.ask("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+                (folder / name).write_bytes(base64.b64decode(shot["data"]))
                 print(folder / name)
         finally:
             browser.close()
