@@ -38,6 +38,17 @@ REFERENCE = {
 }
 SITE_OF: dict[str, str] = {}
 """From a path in the repository to one in the site, of what is not in ``docs/``."""
+MARK = '<span class="n">(?:added|outside_tables)</span><span class="p">'
+MARKED_DEFAULTS = (
+    (MARK + r'\(</span>(<span[^>]*>[^<]*</span>)<span class="p">\)', r'\1<span class="p">'),
+    (MARK + r"\(\(\)\)", '<span class="p">()'),
+    (
+        r' <span class="o">=</span> <span class="n">one_of</span><span class="p">\(</span><span[^>]*>\w+</span>'
+        r'<span class="p">\)',
+        '<span class="p">',
+    ),
+)
+"""added(0.0) is 0.0; one_of(ATTACK_KINDS) is no default: the field must be given."""
 FENCE = re.compile(r"^( *)(```+|~~~+)")
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -145,6 +156,16 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return f"{mark}[{text}]({relative}{'#' * bool(anchor)}{anchor})"
 
     return as_python_markdown(markdown, lambda line: LINK.sub(moved, line))
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Signatures show the defaults themselves, not the marks of our dataclasses around them (``core/schema.py``)."""
+    del config, files
+    if not page.file.src_uri.startswith("reference/"):
+        return html
+    for pattern, shown in MARKED_DEFAULTS:
+        html = re.sub(pattern, shown, html)
+    return html
 
 
 def as_python_markdown(markdown: str, change: Any) -> str:

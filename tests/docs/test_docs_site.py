@@ -36,6 +36,8 @@ def test_every_page_is_there(site):
     }
     for name in ("PGD", "effective_margin", "ApproximateEMR", "certified_margin", "evaluate"):
         assert f'id="widemargin.{name}"' in (site / "reference" / "widemargin.html").read_text("utf-8")
+    signatures = "".join(path.read_text("utf-8") for path in (site / "reference").glob("*.html"))
+    assert not re.search(r">(added|outside_tables|one_of)<", signatures)
 
 
 def test_no_page_fetches_anything_from_elsewhere(site):
