@@ -4,13 +4,11 @@ It takes the top of the page (the leaderboard) and the section of charts, in a h
 """
 
 import base64
+import importlib
 import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tests.report.chromium_pipe import Browser
 
 SHOTS = {"report-top.png": ("body", 0, 640), "report-charts.png": ("#margins", -8, 560)}
 """By file: the element it begins at, how far from its top, and how many pixels of the page."""
@@ -18,8 +16,10 @@ SHOTS = {"report-top.png": ("body", 0, 640), "report-charts.png": ("#margins", -
 
 def main(report: Path, folder: Path) -> None:
     """Write both pictures."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    browsers = importlib.import_module("tests.report.chromium_pipe")
     with tempfile.TemporaryDirectory() as profile:
-        browser = Browser(Path(profile))
+        browser = browsers.Browser(Path(profile))
         try:
             browser.open(report, width=1200)
             for name, (element, off, height) in SHOTS.items():
