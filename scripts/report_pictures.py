@@ -9,7 +9,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-
 SHOTS = {"report-top.png": ("body", 0, 640), "report-charts.png": ("#margins", -8, 560)}
 """By file: the element it begins at, how far from its top, and how many pixels of the page."""
 
