@@ -47,6 +47,11 @@ MARKED_DEFAULTS = (
         r'<span class="p">\)',
         '<span class="p">',
     ),
+    (
+        r'<span class="n">one_of</span><span class="p">\(</span>\s*<span[^>]*>\w+</span><span class="p">,</span> '
+        r'<span class="n">default</span><span class="o">=</span>([^\n]*?)\s*<span class="p">\)',
+        r'\1<span class="p">',
+    ),
 )
 """added(0.0) is 0.0; one_of(ATTACK_KINDS) is no default: the field must be given."""
 FENCE = re.compile(r"^( *)(```+|~~~+)")
