@@ -16,9 +16,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from widemargin.cli.main import run
-from widemargin.jobs import pool as worker_module
+from widemargin.core import child_process
 from widemargin.jobs.job import Resources, Task, choose_rows, jobs
-from widemargin.jobs.pool import describe, run_workers
+from widemargin.jobs.launch import LocalLauncher, job_command
+from widemargin.jobs.pool import describe, run_tasks
 from widemargin.recipes.tables import find_table
 
 PRETENDING = Path(__file__).with_name("pretending_task.py")
@@ -28,6 +29,8 @@ ROWS = ("st-wd0.01", "st-emr", "at-wd0.01", "at-emr")
 class Crew:
     """Tasks whose processes pretend."""
 
+    program = (str(PRETENDING),)
+
     def __init__(self, out, name="table1", rows=ROWS):
         self.out, self.said, self.told = out, io.StringIO(), {}
         table = find_table(name)
@@ -36,13 +39,15 @@ class Crew:
     def describe(self, task):
         name = task.job.row.recipe.name.split("/")[1]
         told = {"do": self.told.get(name, "finish"), "name": name, "folder": str(task.job.folder)}
-        return json.dumps(told | {"journal": str(self.out / "journal")})
+        told |= {"journal": str(self.out / "journal")}
+        output = task.job.folder / "output.txt"
+        return job_command(self.out, task.label, [*self.program, json.dumps(told)], output)
 
     def work(self, workers=2, seconds=math.inf, **told):
         self.told = {name.replace("_", "-").replace("0-", "0."): what for name, what in told.items()}
         console = Console(file=self.said, width=200)
         deadline = time.monotonic() + seconds
-        return run_workers(self.tasks, self.describe, workers=workers, deadline=deadline, console=console)
+        return run_tasks(self.tasks, self.describe, LocalLauncher(workers), deadline=deadline, console=console)
 
     @property
     def journal(self):
@@ -54,8 +59,7 @@ class Crew:
 
 
 @pytest.fixture
-def crew(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_module, "PROGRAM", (str(PRETENDING),))
+def crew(tmp_path):
     return Crew(tmp_path)
 
 
@@ -140,7 +144,7 @@ def test_a_deadline_that_is_over_begins_nothing(crew):
 
 
 def test_who_does_not_listen_is_killed(crew, monkeypatch):
-    monkeypatch.setattr(worker_module, "PATIENCE", 0.2)
+    monkeypatch.setattr(child_process, "PATIENCE", 0.2)
     assert crew.work(seconds=1.0, at_emr="stubborn", st_emr="wait") == []
     assert crew.done == []
     assert "stopped; it can go on" in crew.said.getvalue()
@@ -154,8 +158,8 @@ def test_an_interrupt_stops_all(crew):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_process_that_dies_before_its_task_begins_has_failed(crew, monkeypatch):
-    monkeypatch.setattr(worker_module, "PROGRAM", ("-c", "raise SystemExit('no such device')"))
+def test_a_process_that_dies_before_its_task_begins_has_failed(crew):
+    crew.program = ("-c", "raise SystemExit('no such device')")
     failures = crew.work(workers=2)
     assert [failure.why for failure in failures] == ["no such device"] * len(ROWS)
 
@@ -223,8 +227,7 @@ def test_a_child_whose_parent_is_gone_stops(tmp_path):
     (job,) = jobs(table, choose_rows(table, ["at-emr"]), [0], tmp_path, is_quick=True)
     resources = Resources(data_dir=None, device="cpu", workers=2)
     told = describe(Task(job), resources=resources, out=tmp_path)
-    command = [sys.executable, "-m", "widemargin.jobs.pool", told]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, *told.arguments], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdin.close()
     child.stdin = None
     child.communicate()
@@ -245,25 +248,18 @@ def children_in(folder: Path) -> list[str]:
     return found
 
 
-def waiting_worker(task, monkeypatch, program, **options):
+def waiting_process(folder, program, workers=1):
     """A process that has said "ready"; what it says later is in the list."""
     said, ready = [], threading.Event()
 
     def say(line):
-        said.append(line.removeprefix(f"{task.label}: "))
+        said.append(line.removeprefix("a job: "))
         if said[-1] == "ready":
             ready.set()
 
-    monkeypatch.setattr(worker_module, "PROGRAM", ("-c", program))
-    worker = worker_module.Worker(task, "", say, **{"threads": 1} | options)
+    process = LocalLauncher(workers).start(job_command(folder, "a job", ["-c", program]), say)
     assert ready.wait(60)
-    return worker, said
-
-
-def failure_of(worker):
-    worker._process.wait(60)
-    assert worker.ended
-    return worker.failure()
+    return process, said
 
 
 WAITING = "print('ready', flush=True); sys.stdin.read()"
@@ -279,21 +275,22 @@ ENDS = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({}
     ],
     ids=["dies of it", "ends", "crashes"],
 )
-def test_a_process_that_crashes_as_it_is_asked_to_stop_has_failed(crew, monkeypatch, program, why):
-    worker, _ = waiting_worker(crew.tasks[0], monkeypatch, program)
-    worker.ask_to_stop()
-    failure = failure_of(worker)
-    assert (failure and failure.why) == why
+def test_a_process_that_crashes_as_it_is_asked_to_stop_has_failed(tmp_path, program, why):
+    process, _ = waiting_process(tmp_path, program)
+    process.stop()
+    ending = process.poll()
+    assert (None if ending.stopped else ending.why) == why
 
 
 @pytest.mark.parametrize(("users", "threads"), [("7", "7"), (None, "3")])
-def test_how_many_threads_a_process_has_is_the_users_to_say(crew, monkeypatch, users, threads):
+def test_how_many_threads_a_process_has_is_the_users_to_say(tmp_path, monkeypatch, users, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
     if users is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", users)
     program = "import os; print(os.environ['OMP_NUM_THREADS'], flush=True); print('ready')"
-    worker, said = waiting_worker(crew.tasks[0], monkeypatch, program, threads=3)
-    failure_of(worker)
+    process, said = waiting_process(tmp_path, program, workers=2)
+    process.wait()
     assert said == [threads, "ready"]
 
 
@@ -301,7 +298,7 @@ def test_how_many_threads_a_process_has_is_the_users_to_say(crew, monkeypatch, u
 def test_the_processes_share_the_cores(crew, monkeypatch, workers, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(worker_module, "PROGRAM", ("-c", "import os; print('cores', os.environ['OMP_NUM_THREADS'])"))
+    crew.program = ("-c", "import os; print('cores', os.environ['OMP_NUM_THREADS'])")
     crew.tasks = crew.tasks[:1]
     crew.work(workers=workers)
     assert f"{crew.tasks[0].label}: cores {threads}\n" in crew.said.getvalue()

@@ -139,6 +139,7 @@ HELP = {
     "report": "Write one HTML page that needs no network, and its tables as Markdown, CSV and LaTeX; unfinished runs "
     "too.",
     "sweep": "Run every point of a grid once; start the same command on more machines and they share the work.",
+    "status": "What runs where, what is done, failed and left, and the time it will take.",
     "export": "Write a trained network as ONNX, for any number of images in [0, 1]; onnxruntime must give the same "
     "logits.",
     "push": "Put a run's weights on Hugging Face's hub: safetensors, the configuration, and a card of what was "

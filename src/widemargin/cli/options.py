@@ -59,6 +59,28 @@ ImageSize = Annotated[
 Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
+Launcher = Annotated[
+    str, typer.Option(help="Where jobs run: local (this machine), slurm (needs submitit) or ray. See docs/clusters.md.")
+]
+SlurmOptions = Annotated[
+    str | None,
+    typer.Option(
+        "--slurm",
+        metavar="OPTION=VALUE,...",
+        help="sbatch's options for each job, e.g. partition=gpu,gpus-per-node=1,time=24:00:00.",
+        show_default=False,
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Ray's cluster: auto, HOST:6379 or ray://HOST:10001; what a job takes may follow: auto,gpus=0.5,cpus=2.",
+        show_default=False,
+    ),
+]
+
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _AMOUNT = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
 
@@ -177,6 +199,36 @@ NormalizeBy = Annotated[
 Out = Annotated[
     Path | None, typer.Option(help="Folder for the records; the same command goes on there.", show_default=False)
 ]
+
+Share = Annotated[
+    str | None,
+    typer.Option(
+        metavar="K/N",
+        help="Judge only every N-th shard, from the K-th on (0 is the first); without it the command gathers them.",
+        show_default=False,
+    ),
+]
+Jobs = Annotated[
+    int | None, typer.Option(help="With --launcher slurm or ray: so many jobs share the shards.", show_default="1")
+]
+
+
+def given_again(context: typer.Context, without: Iterable[str]) -> list[str]:
+    """The command's arguments as they were given, but for these options."""
+    words: list[str] = []
+    positional: list[str] = []
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        if name in without or value is None or value == parameter.get_default(context):
+            continue
+        if parameter.param_type_name == "argument":
+            positional.append(str(value))
+        elif value is True:
+            words.append(parameter.opts[0])
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            words += [word for one in values for word in (parameter.opts[0], str(one))]
+    return [*positional, *words]
 
 
 def check_split(split: str, dataset: str | None, among: tuple[str, ...]) -> None:

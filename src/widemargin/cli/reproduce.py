@@ -10,14 +10,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from widemargin.cli.options import DataDir, Device, EngineOption, listed, seconds
+from widemargin.cli.options import DataDir, Device, EngineOption, Launcher, RayAddress, SlurmOptions, listed, seconds
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.distributed.group import check_single_process
 from widemargin.errors import InputError
 from widemargin.jobs.job import SUMMARY, Job, Resources, Task, best_rows, choose_rows, jobs
 from widemargin.jobs.judging import JUDGMENTS, judgment_of
-from widemargin.jobs.pool import Failure, describe, run_in_turn, run_workers
+from widemargin.jobs.launch import Failure, LocalLauncher, make_launcher
+from widemargin.jobs.pool import describe, run_in_turn, run_tasks
+from widemargin.jobs.status import planned, write_plan
 from widemargin.recipes.tables import Row, Table, all_tables, find_table
 from widemargin.report.compare import Cell, compare, followup_line, markdown
 from widemargin.report.wording import column_title
@@ -82,13 +84,17 @@ def reproduce(
     workers: Annotated[int, typer.Option(help="Jobs (a row with a seed) to run at the same time.")] = 1,
     judge_with: JudgeWith = None,
     judge_rows: JudgeRows = None,
+    launcher: Launcher = "local",
+    slurm: SlurmOptions = None,
+    ray: RayAddress = None,
     data_dir: DataDir = None,
     device: Device = "auto",
     engine: EngineOption = "auto",
 ) -> None:
     """Train and judge the rows of tables, skipping what is done, and set our numbers beside the published ones.
 
-    With several workers the longest jobs begin first; one that crashes does not stop the others.
+    With several workers the longest jobs begin first; one that crashes does not stop the others. --launcher gives each
+    job to Slurm or to Ray.
     """
     check_single_process("reproduce", "--workers does several jobs at a time")
     parts = _wanted(table, rows, seeds, out, is_quick=quick)
@@ -96,6 +102,11 @@ def reproduce(
     deadline = time.monotonic() + seconds("--max-time", max_time)
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
+    cluster = make_launcher(launcher, out, slurm=slurm, ray=ray)
+    if cluster is not None and workers > 1:
+        raise InputError(f"--workers has no effect with --launcher {launcher}, whose own queue decides; leave it out")
+    if cluster is not None and cluster.outlives and max_time is not None:
+        raise InputError(f"--max-time has no effect with --launcher {launcher}; say it there: --slurm time=...")
     make_folder(out)
     console = console_for(stderr=True)
     if quick:
@@ -104,11 +115,12 @@ def reproduce(
 
     def work(tasks: Sequence[Task]) -> list[Failure]:
         """In this process, or in several; returns what failed."""
-        if workers == 1:
+        write_plan(out, [planned(task, out) for task in tasks])
+        if cluster is None and workers == 1:
             run_in_turn(tasks, resources, deadline=deadline, console=console)
             return []
         described = partial(describe, resources=resources, out=out)
-        return run_workers(tasks, described, workers=workers, deadline=deadline, console=console)
+        return run_tasks(tasks, described, cluster or LocalLauncher(workers), deadline=deadline, console=console)
 
     tasks = [Task(job) for job in _all_jobs(parts)]
     failures = work(tasks)

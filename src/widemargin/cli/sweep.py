@@ -4,22 +4,38 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from widemargin.cli.options import DataDir, Device, OnNonfinite, note_unreached
+from widemargin.cli.options import (
+    IMPORTED,
+    DataDir,
+    Device,
+    Launcher,
+    OnNonfinite,
+    RayAddress,
+    SlurmOptions,
+    note_unreached,
+)
+from widemargin.config.checkpoint import METRICS
 from widemargin.config.run import RunConfig
-from widemargin.config.toml import with_overrides
+from widemargin.config.toml import to_toml, with_overrides
+from widemargin.core.child_process import Command, is_finished
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import sealed
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.distributed.group import check_single_process
 from widemargin.errors import InputError
+from widemargin.jobs.launch import Launcher as JobLauncher
+from widemargin.jobs.launch import job_command, make_launcher, run_jobs
+from widemargin.jobs.status import PlannedJob, planned_training, write_plan
 from widemargin.jobs.sweep import SWEEP, Point, Sweep, parse_grid, words
 from widemargin.recipes import find_recipe
-from widemargin.training.run_folder import Line
+from widemargin.training.run_folder import Line, read_metrics
 from widemargin.training.trainer import train
 
 SCORES = ("validation_robust", "validation_clean", "test_robust", "test_clean")
@@ -50,12 +66,16 @@ def sweep(
         int, typer.Option(help="Seconds between heartbeats; a worker silent for three of them is considered dead.")
     ] = 60,
     on_nonfinite: OnNonfinite = "stop",
+    launcher: Launcher = "local",
+    slurm: SlurmOptions = None,
+    ray: RayAddress = None,
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
     """Run every point of a grid once; start the same command on more machines and they share the work.
 
     A point that fails does not stop the others; the command then ends with exit code 1, and given again tries it again.
+    --launcher makes every point a job of Slurm's or Ray's.
     """
     # Optuna takes a second to import
     from widemargin.jobs.sweep import failures, own_storage, results, storage_refusals, work
@@ -73,11 +93,20 @@ def sweep(
     )
     points = plan.points()
     _check_scored(plan, points)
+    cluster = make_launcher(launcher, out, slurm=slurm, ray=ray)
     make_folder(out)
     console = console_for(stderr=True)
     note_unreached(map(plan.configure, points), console)
+    jobs = [_job(plan, point, ["--device", device, "--on-nonfinite", on_nonfinite], data_dir) for point in points]
+    write_plan(out, [job.planned(out) for job in jobs])
+    whys = None if cluster is None else _launched(jobs, cluster, console)
 
     def run_point(config: RunConfig, folder: Path) -> dict[str, Any]:
+        if whys is not None:  # a job has
+            if folder in whys:
+                raise InputError(whys[folder])
+            metrics = read_metrics(folder)
+            return _scores(metrics[-1], metrics)
         say(console, folder.name, style="bold")
         result = train(config, out=folder, data_dir=data_dir, device=device, console=console, on_nonfinite=on_nonfinite)
         return _scores(result.metrics[-1], result.metrics)
@@ -90,6 +119,49 @@ def sweep(
         say(console, f"failed: {point}: {why}", style="bold red")
     if failed:
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class PointJob:
+    """A point of the grid as a job of its own: ``widemargin train`` in the point's folder."""
+
+    config: RunConfig
+    run: Path
+    command: Command
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return self.command.label
+
+    @property
+    def done(self) -> bool:
+        """Whether it has trained to its end."""
+        return is_finished(self.command) and (self.run / METRICS).is_file()
+
+    def planned(self, out: Path) -> PlannedJob:
+        """As ``widemargin status`` reads it."""
+        run = str(self.run.relative_to(out))
+        return planned_training(self.label, self.config, folder=self.command.folder.name, run=run)
+
+
+def _job(plan: Sweep, point: Point, options: Sequence[str], data_dir: str | None) -> PointJob:
+    folder = plan.folder(point)
+    imported = [word for name in IMPORTED for word in ("--import", name)]
+    data = [] if data_dir is None else ["--data-dir", data_dir]
+    command = job_command(plan.out, words(point), ())
+    recipe = command.folder / "config.toml"
+    line = ["-m", "widemargin", *imported, "train", str(recipe), "--out", str(folder), *options, *data]
+    return PointJob(plan.configure(point), folder, replace(command, arguments=tuple(line)))
+
+
+def _launched(jobs: Sequence[PointJob], launcher: JobLauncher, console: Console) -> dict[Path, str]:
+    """Run them; (folder, why) of those that are not done."""
+    for job in jobs:
+        write_text_atomic(make_folder(job.command.folder) / "config.toml", to_toml(job.config))
+    failures = run_jobs(jobs, lambda job: job.command, launcher, console=console)
+    whys = {failure.label: failure.why for failure in failures}
+    return {job.run: whys.get(job.label, "interrupted") for job in jobs if not job.done}
 
 
 def _check_scored(plan: Sweep, points: Sequence[Point]) -> None:

@@ -116,14 +116,14 @@ def refused(what: str, error: OSError) -> InputError:
 
 
 @contextmanager
-def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def folder_lock(folder: Path, *, wait: bool = False, shared: bool = False) -> Iterator[int | None]:
     """The folder is this process's alone inside; a second one is refused, or waits. A kill lets go of it.
 
     The lock is on the folder itself, so no file is left behind. Where the system or the file system has none, nobody
-    is refused.
+    is refused. ``shared`` ones bear each other. A process that inherits the descriptor has the lock, too.
     """
     if sys.platform == "win32":
-        yield
+        yield None
         return
     try:
         descriptor = os.open(folder, os.O_RDONLY)
@@ -131,13 +131,13 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
         raise refused(f"open the folder {folder}", error) from None
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise InputError(f"another process works in {folder}; wait for it to end, or {ANOTHER}") from None
         except OSError as error:  # a file system that knows no locks
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.EINVAL):
                 raise refused(f"lock the folder {folder}", error) from None
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 

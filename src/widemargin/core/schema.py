@@ -20,6 +20,18 @@ from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
 from widemargin.errors import InputError
 
 
+def split_list(text: str) -> list[str]:
+    """At the commas that are in no bracket: a value may be a list or a table."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
 class LiteralFloat(float):
     """A float that remembers how it was written."""
 

@@ -148,10 +148,44 @@ class Processes:
 SINGLE_PROCESS = Processes()
 
 
+@dataclass(frozen=True)
+class Share(Processes):
+    """One of several jobs that share the pieces, and nothing else: none waits for another."""
+
+    @property
+    def first(self) -> bool:
+        """Each writes what is written once, and finds it there if another was quicker."""
+        return True
+
+    def wait(self) -> None:
+        """For nobody."""
+
+    def any(self, flag: bool) -> bool:
+        """Its own."""
+        return flag
+
+    def all_gather(self, pieces: dict[int, Piece]) -> dict[int, Piece]:
+        """Its own."""
+        return pieces
+
+    @contextmanager
+    def sync_errors(self) -> Iterator[None]:
+        """Nobody else knows."""
+        yield
+
+
 @contextmanager
-def evaluation_processes(folder: Path | None) -> Iterator[Processes]:
-    """The processes torchrun started, or this one alone; ``folder`` is where they all write."""
+def evaluation_processes(folder: Path | None, share: tuple[int, int] | None = None) -> Iterator[Processes]:
+    """The processes torchrun started, or this one alone, or one share of several; they all write to ``folder``."""
     count = env_number("WORLD_SIZE", 1)
+    if share is not None:
+        if count > 1 or folder is None or not 0 <= share[0] < share[1]:
+            raise InputError(
+                f"evaluate: share must be (k, n) with k from 0 to n - 1, got {share}; it needs out=... (--out), and "
+                "torchrun shares by itself"
+            )
+        yield Share(*share)
+        return
     if count == 1:
         yield Processes()
         return

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,18 @@ from torch import Tensor, nn
 
 from widemargin.attacks.names import AUTOATTACK, AUTOATTACK_PARTS
 from widemargin.core.checks import check_labels, check_model
+from widemargin.core.files import folder_lock
 from widemargin.core.modes import outside_inference_mode
 from widemargin.core.precision import quickest_cpu_products
 from widemargin.data.datasets import open_images
 from widemargin.data.image_stream import StoredImages
-from widemargin.distributed.group import Processes, evaluation_processes
+from widemargin.distributed.group import Processes, Share, evaluation_processes
 from widemargin.errors import InputError
 from widemargin.evaluation.alarms import alarms_of_model, alarms_of_numbers, alarms_of_undecided
 from widemargin.evaluation.autoattack import FEWEST_FOR_APGD_T, LEAST_HEIGHT_IN_L2, parts_for, undisturbed
 from widemargin.evaluation.certified import alarms_of_certificates, check_certifiable, wanted
 from widemargin.evaluation.cpu_search import cpu_search_model
-from widemargin.evaluation.folder import IN_MEMORY, ModelInfo
+from widemargin.evaluation.folder import IN_MEMORY, SETTINGS, ModelInfo
 from widemargin.evaluation.gallery import GALLERY
 from widemargin.evaluation.identity import begun_with
 from widemargin.evaluation.judge import Float32Classifier, Judge, is_judged
@@ -72,6 +73,10 @@ MANY = 500
 a ResNet-18 takes as long."""
 
 
+class NoShardsError(InputError):
+    """There are more shares than shards."""
+
+
 def evaluate(
     model: nn.Module,
     data: StoredImages | str | Iterable[Any],
@@ -95,6 +100,7 @@ def evaluate(
     save_adversarial: bool = False,
     subject: ModelInfo | None = None,
     console: Console | None = None,
+    share: tuple[int, int] | None = None,
 ) -> Report:
     """Judge ``model`` on ``data``: images in [0, 1] and labels, a data set's name, or batches of them.
 
@@ -107,11 +113,13 @@ def evaluate(
     ``certify``, of all images or of so many first ones, adds radii that are proven (``certified_margin``).
     With ``out`` every finished piece is written down: the same call goes on where it stopped, another one adds what is
     missing of what it asks for. The model, its mode, its gradients and the global random state are left as they were.
+    ``share=(k, n)`` judges shards k, k + n, ... alone, beside other shares on other machines, and reports those; the
+    call without it gathers them all.
     """
     check_model("evaluate", model)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     store = Store(None if out is None else Path(out))
-    with outside_inference_mode(), evaluation_processes(store.folder) as group:
+    with outside_inference_mode(), evaluation_processes(store.folder, share) as group:
         with group.sync_errors():
             names, own = named_attacks(attacks)
             settings = EvaluationSettings(
@@ -153,7 +161,7 @@ def evaluate(
         with ExitStack() as locked, display:
             with group.sync_errors():  # the first process locks the folder for all; where it is refused, all are
                 if group.first:
-                    locked.enter_context(store.locked())
+                    locked.enter_context(store.locked(shared=share is not None))
             return _evaluate(
                 model, shards(data, shard_size, limit=limit), settings, subject, store, group, device, display
             )
@@ -188,12 +196,14 @@ def _evaluate(
             check_certifiable(classifier, first.images[:1].to(device), first.labels[:1].to(device), settings.norm)
         classes = logits.shape[1]
         if group.first:
-            _check_answers(classifier, first, logits, store, device)
+            with _one_share_at_a_time(group, store):
+                _check_answers(classifier, first, logits, store, device)
     numbers: list[int] = []
     to_search: nn.Module | None = None
     with group.sync_errors():
         if group.first:
-            _look_at_first_images(classifier, first, settings, store, device)
+            with _one_share_at_a_time(group, store):
+                _look_at_first_images(classifier, first, settings, store, device)
         display.begin(len(settings.columns(classes)) + len(settings.measured))
         for shard in itertools.chain([first], pieces):
             numbers.append(shard.number)
@@ -206,11 +216,23 @@ def _evaluate(
                     searched = classifier if to_search is model else Float32Classifier(to_search, flat=shard.flat)
                     Judge(classifier, searched, settings, store, device, display, classes).judge(shard, judged)
             display.finish(shard.number)
+    if isinstance(group, Share):
+        own = [number for number in numbers if group.mine(number)]
+        if not own:
+            raise NoShardsError(f"evaluate: of {len(numbers)} shards none is for share {group.rank}; take fewer shares")
+        return _report(store, own, settings, subject, device, classes)
     report = _report(store, numbers, settings, subject, device, classes)
     if group.first:
         write_report(report, store, numbers)
     group.wait()
     return report
+
+
+def _one_share_at_a_time(group: Processes, store: Store) -> AbstractContextManager[object]:
+    """What is written down once is not begun by two shares at once."""
+    if isinstance(group, Share) and store.folder is not None:
+        return folder_lock(store.folder / SETTINGS, wait=True)
+    return nullcontext()
 
 
 def _check_search(settings: EvaluationSettings, device: torch.device) -> None:

@@ -180,7 +180,7 @@ class Store:
         """Finished shards of versions that kept no digest."""
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, *, shared: bool = False) -> Iterator[None]:
         """The folder is this evaluation's alone inside; a second one is refused. A kill lets go of it."""
         if self.folder is None:
             yield
@@ -189,7 +189,7 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
         if not self.folder.is_dir():
             make_folder(self.folder)  # which says why there can be none
-        with folder_lock(self.folder):
+        with folder_lock(self.folder, shared=shared):
             yield
 
     def claim(self, settings: Record) -> None:

@@ -29,6 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from widemargin.config.run import RunConfig
 from widemargin.config.toml import to_dict, with_overrides
 from widemargin.core.files import folder_lock
+from widemargin.core.schema import split_list
 from widemargin.errors import InputError
 
 SWEEP, POINTS = "sweep.json", "points"
@@ -75,7 +76,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     grid: dict[str, list[str]] = {}
     for text in texts:
         path, equals, values = text.partition("=")
-        found = [value.strip() for value in _split(values) if value.strip()]
+        found = [value.strip() for value in split_list(values) if value.strip()]
         if not equals or not path.strip() or not found:
             raise InputError(f"--grid {text!r}: write path=value,value,..., for example emr.weight=0.1,0.3,1")
         if path.strip() in grid or len(set(found)) != len(found):
@@ -84,18 +85,6 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     if not grid:
         raise InputError("--grid is missing; give at least one, for example --grid emr.weight=0.1,0.3,1")
     return grid
-
-
-def _split(text: str) -> list[str]:
-    """At the commas that are in no bracket: a value may be a list or a table."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "[{") - (character in "]}")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 RunPoint = Callable[[RunConfig, Path], dict[str, Any]]
