@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -10,6 +11,7 @@ import yaml
 import widemargin
 from widemargin import InputError
 from widemargin.config.toml import read_toml
+from widemargin.data import load
 from widemargin.evaluation.target import load_target
 from widemargin.training import train
 
@@ -130,6 +132,53 @@ def test_a_card_without_an_evaluation_says_so(hub, run, command):
     card = (hub.place / "somebody/st-emr/README.md").read_text(encoding="utf-8")
     assert "Nobody has evaluated these weights under attack yet" in card
     assert "model-index" not in card
+
+
+def test_no_path_of_this_machine_is_published(hub, run, tiny, tmp_path, command):
+    """Neither where the first weights lay, nor the folder of the data, nor that of the images it was judged on."""
+    private = tmp_path / "home" / "somebody"
+    private.mkdir(parents=True)
+    images = load("mnist-embedded", "test").first(60)
+    arrays = {"images": images.images.numpy(), "labels": images.labels.numpy()}
+    np.savez(
+        private / "mine.npz",
+        **{f"{split}_{key}": value for split in ("train", "test") for key, value in arrays.items()},
+    )
+    shutil.copytree(run, private / "first")
+    settings = (f"data.name={private / 'mine.npz'}", f"init_from={private / 'first'}", "epochs=1")
+    trained = train(tiny(*settings), out=private / "run", device="cpu").folder
+    judged = private / "judged"
+    assert command("evaluate", trained, "--attacks", "clean", "--out", judged).code == 0
+    answer = command("push", trained, "somebody/mine", "--evaluation", judged)
+    assert answer.code == 0, answer.err
+    for name in ("mine.npz", "first"):
+        assert f"note: {private / name} is a path of this machine; published is its last part, {name}" in answer.err
+    place = hub.place / "somebody/mine"
+    for path in place.iterdir():
+        assert str(private).encode() not in path.read_bytes(), path.name
+        assert b"mine.npz" in path.read_bytes(), path.name
+    config = read_toml(place / "config.toml")
+    assert (config.data.name, config.init_from) == ("mine.npz", "first")
+    assert torch.equal(*(next(iter(widemargin.load(of).parameters())) for of in (trained, "hf://somebody/mine")))
+
+
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        ({"name": "tiny/st", "data": {"name": "mnist"}, "eps": "8/255"}, {}),
+        ({"data": {"name": "folder/x.npz", "extra": ["a/b", "c"]}}, {"folder/x.npz": "x.npz", "a/b": "b"}),
+        (
+            {"model": {"name": "/home/me/net"}, "init_from": "C:\\me\\run\\"},
+            {"/home/me/net": "net", "C:\\me\\run\\": "run"},
+        ),
+        ({"parts": [{"file": "~/x"}, {"file": "../y"}]}, {"~/x": "x", "../y": "y"}),
+        ({"model": {"kind": "hf", "name": "owner/name"}}, {}),
+    ],
+)
+def test_what_is_a_path(table, found):
+    from widemargin.integrations.hub import local_paths
+
+    assert local_paths(table) == found
 
 
 def test_what_is_refused(hub, run, evaluation, refused, tiny, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -16,6 +17,7 @@ from widemargin import InputError
 from widemargin.config.toml import to_toml
 from widemargin.core.child_process import Ending
 from widemargin.jobs.launch import job_command, make_launcher
+from widemargin.training import train
 
 submitit = pytest.importorskip("submitit", reason="submitit is in the extra slurm")
 from widemargin.integrations import slurm  # noqa: E402
@@ -99,6 +101,41 @@ def test_a_job_that_fails_is_told(cluster, sweep, command, tmp_path):
     state = json.loads(command("status", tmp_path / "out", "--json").out)
     assert state["counts"] == {"running": 0, "waiting": 0, "stopped": 0, "failed": 1, "done": 0}
     assert state["jobs"][0]["why"].startswith("widemargin: ")
+
+
+def test_an_evaluation_in_shares_is_the_evaluation(cluster, tiny, command, tmp_path):
+    run = train(tiny("epochs=1"), out=tmp_path / "run", device="cpu").folder
+    line = [
+        "evaluate",
+        run,
+        "--attacks",
+        "clean,pgd2",
+        "--eps",
+        "0.1",
+        "--shard-size",
+        "8",
+        "--device",
+        "cpu",
+        "--json",
+    ]
+    alone = json.loads(command(*line, "--out", tmp_path / "alone").out)
+    shared = [*line, "--out", tmp_path / "out", "--launcher", "slurm", "--slurm", "time=10", "--jobs", "2"]
+    answer = command(*shared)
+    assert answer.code == 0, answer.err
+    timeless = ("seconds", "created", "versions")
+    found = json.loads(answer.out)
+    assert {key: found[key] for key in found if key not in timeless} == {
+        key: alone[key] for key in alone if key not in timeless
+    }
+    outputs = {path.parent.name: path.read_text() for path in (tmp_path / "out/jobs").glob("*/output.txt")}
+    assert {name: [int(n) for n in re.findall("shard (.) of 3: clean", said)] for name, said in outputs.items()} == {
+        "share-0-of-2": [1, 3],
+        "share-1-of-2": [2],
+        "report": [],  # nothing is judged twice
+    }
+    again = command(*shared)
+    assert again.code == 0
+    assert json.loads(again.out) == found
 
 
 def executed(executor, folder, *arguments):

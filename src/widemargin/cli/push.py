@@ -3,6 +3,8 @@
 import json
 import re
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +44,11 @@ def push(
         raise missing("push", "hub", error) from None
     target = load_target(run)
     records = [_record(folder, read_checksum(target.path)) for folder in evaluation or []]
-    description = target.description
+    paths: dict[str, str] = {}
+    for table in (target.description.config, *({"data": record["data"]} for record in records)):
+        paths |= hub.local_paths(table)
+    config, records = _without(paths, target.description.config), [_without(paths, record) for record in records]
+    description = replace(target.description, config=config)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         save_checkpoint(folder / hub.WEIGHTS, Checkpoint(dict(target.model.state_dict()), {}, description))
@@ -51,11 +57,25 @@ def push(
         message = f"{description.run_config().name}: {description.selection}, epoch {description.epoch}"
         url = hub.upload(folder, repository, private=private, message=message)
     say(console_for(), f'pushed to {url}; next: widemargin.load("hf://{repository}")')
+    for path, name in paths.items():
+        say(console_for(stderr=True), f"note: {path} is a path of this machine; published is its last part, {name}")
     if not records:
         say(
             console_for(stderr=True),
             "note: the card has no numbers; evaluate with --out DIR, then push --evaluation DIR",
         )
+
+
+def _without(paths: Mapping[str, str], value: Any) -> Any:
+    """The same with the last parts in place of these paths, also where a sentence has one."""
+    if isinstance(value, Mapping):
+        return {key: _without(paths, part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_without(paths, part) for part in value]
+    if isinstance(value, str):
+        for path in sorted(paths, key=len, reverse=True):
+            value = value.replace(path, paths[path])
+    return value
 
 
 def _record(folder: Path, checksum: str | None) -> dict[str, Any]:

@@ -5,11 +5,14 @@ are enough to load it. Address and token are those of huggingface_hub (``HF_ENDP
 """
 
 import re
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
+from widemargin.data.datasets import DATASETS
 from widemargin.errors import InputError
 
 WEIGHTS = "model.safetensors"
@@ -31,6 +34,29 @@ def fetch(address: str) -> Path:
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = _one_line(error)
     raise InputError(f"cannot fetch {address}: {reason}")
+
+
+def local_paths(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """(path, its last part) of what only means something on the machine where it was trained, or judged.
+
+    The folders that other people's names lead to are nobody's business: only the last part is to be published.
+    """
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= local_paths(value, f"{prefix}{key}.")
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, Mapping):
+                found |= local_paths(text, f"{prefix}{key}.")
+            elif isinstance(text, str) and text not in DATASETS:
+                name = PureWindowsPath(text).name
+                if name != text and (f"{prefix}{key}" in _PATHS or _ABSOLUTE.match(text)):
+                    found[text] = name
+    return found
+
+
+_PATHS = ("init_from", "data.name", "data.extra", "data.source")
+_ABSOLUTE = re.compile(r"/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\\\\")
 
 
 def upload(folder: Path, repository: str, *, private: bool, message: str) -> str:
