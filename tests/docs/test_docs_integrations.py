@@ -16,7 +16,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["p
 
 
 def test_the_versions_are_those_of_the_constraints():
-    assert len(ROWS) == 9
+    assert len(ROWS) == 11
     for tool, _, _, tested, _ in ROWS:
         for named, version in re.findall(r"([\w-]+ )?(\d+\.\d+\.\d+)", tested):
             name = named.strip() or re.search(r"\[([^]]+)\]", tool)[1]

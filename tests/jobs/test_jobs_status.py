@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import time
 from dataclasses import replace
 
 import pytest
@@ -89,6 +90,22 @@ def test_another_network_has_no_estimate(work):
     assert len(found) == 8
     assert found[-1].left is None
     assert time_left(found)[1] == 1
+
+
+def test_an_evaluation_tells_its_shards(tmp_path):
+    jobs = [PlannedJob(label=name, folder=name) for name in ("share", "report")]
+    write_plan(tmp_path, jobs)
+    begun = time.time() - 100.0
+    put(tmp_path, jobs[0], {"host": socket.gethostname(), "process": os.getpid(), "begun": begun})
+    (tmp_path / JOBS / "share" / "output.txt").write_text(
+        "shard 1 of 10: clean\nshard 5 of 10: clean\nshard 5 of 10: pgd"
+    )
+    share, report = status(tmp_path)
+    assert (share.state, share.epoch, share.epochs) == ("running", 4, 10)
+    assert share.left == pytest.approx(150.0, rel=0.1)
+    assert (report.state, report.left) == ("waiting", None)
+    put(tmp_path, jobs[0], {"host": "x", "ended": begun + 7, "begun": begun, "code": 0})
+    assert [(job.state, job.epoch) for job in status(tmp_path)] == [("done", 10), ("waiting", 0)]
 
 
 def test_what_is_seen(work, command):

@@ -64,7 +64,13 @@ def _show(console: Console, found: list[JobStatus]) -> None:
     ]
     counts = Counter(job.state for job in found)
     said = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    show_table(console, ("job", "state", "where", "epoch", "left", ""), rows, left=3, notes=[f"{said}; {_left(found)}"])
+    show_table(
+        console,
+        ("job", "state", "where", "epoch or shard", "left", ""),
+        rows,
+        left=3,
+        notes=[f"{said}; {_left(found)}"],
+    )
 
 
 def _left(found: list[JobStatus]) -> str:

@@ -44,7 +44,7 @@ class Command:
     output: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     place: str = field(default_factory=os.getcwd)
-    """The current folder, where there is such a one."""
+    """The current folder, from which relative paths are meant."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ChildProcess:
                 text=True,
                 encoding="utf-8",
                 errors="replace",
-                cwd=command.place if Path(command.place).is_dir() else None,
+                cwd=command.place,
                 env={**os.environ, **command.environment, FOLLOWS: "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which asks each process once
                 pass_fds=() if lock is None else (lock,),

@@ -10,6 +10,7 @@ that are done; what nothing like it was measured for is left out, and counted.
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -64,8 +65,9 @@ class JobStatus:
     where: str = ""
     epoch: int = 0
     epochs: int = 0
+    """Epochs, or shards of an evaluation."""
     seconds: float = 0.0
-    """Spent on its epochs."""
+    """Spent on these."""
     silent: float | None = None
     """Seconds since it was heard of, where it runs."""
     why: str = ""
@@ -135,9 +137,14 @@ def _status(out: Path, job: PlannedJob, *, begun_here: bool) -> JobStatus:
         epochs=job.epochs,
         seconds=sum(lines),
     )
+    if not job.run and (shard := _shard(folder / OUTPUT)) is not None:
+        until = record.get("ended", time.time())
+        known = replace(
+            known, epoch=shard[0] - 1, epochs=shard[1], seconds=max(0.0, until - record.get("begun", until))
+        )
     trained = 0 < job.epochs <= len(lines)
     if (out / job.result).is_file() if job.result else (record.get("code") == 0 or (trained and not record)):
-        return replace(known, state="done", epoch=max(known.epoch, job.epochs))
+        return replace(known, state="done", epoch=max(known.epoch, known.epochs))
     heard = _heard(folder / OUTPUT, out / job.run / METRICS)
     silent = None if heard is None else max(0.0, time.time() - heard)
     if "ended" in record:
@@ -165,6 +172,17 @@ def _epochs(run: Path) -> list[float]:
         return []
     found = {line.get("epoch"): line.get("seconds", 0.0) for line in Lines(run / METRICS, bad=[])}
     return [value for value in found.values() if isinstance(value, int | float)]
+
+
+def _shard(output: Path) -> tuple[int, int] | None:
+    """(which shard is under way, of how many), as the evaluation says."""
+    try:
+        with output.open("rb") as stream:
+            stream.seek(max(0, output.stat().st_size - 4096))
+            found = re.findall(r"^shard (\d{1,9}) of (\d{1,9}): ", stream.read().decode(errors="replace"), re.MULTILINE)
+    except OSError:
+        return None
+    return (int(found[-1][0]), int(found[-1][1])) if found else None
 
 
 def _heard(*paths: Path) -> float | None:
@@ -212,6 +230,9 @@ def _with_time_left(out: Path, jobs: Sequence[PlannedJob], found: Sequence[JobSt
     for job, status in zip(jobs, found, strict=True):
         left: float | None = 0.0
         if status.state not in ("done", "failed"):
+            if not job.epochs and status.epoch:  # an evaluation, by what it has done so far
+                timed.append(replace(status, left=status.seconds / status.epoch * (status.epochs - status.epoch)))
+                continue
             speed, judging = epochs.get(job.kind), judgments.get(job.kind) or [0.0]
             left = None if not speed else fmean(speed) * job.passes * max(0, job.epochs - status.epoch) + fmean(judging)
         timed.append(replace(status, left=left))
