@@ -23,13 +23,16 @@ from widemargin.cli import main as main_module
 from widemargin.cli import margins as margins_module
 from widemargin.cli.main import VERBS, CommandLine
 from widemargin.cli.margins import own_attack
+from widemargin.cli.train import UNFINISHED
 from widemargin.config import EMRConfig
 from widemargin.config.toml import read_toml, to_toml
+from widemargin.core.versions import own_version
 from widemargin.data import in_order, load
 from widemargin.evaluation import load_target, measure_margins, percent, verdicts
 from widemargin.models import MODELS, MLPConfig
 from widemargin.recipes import Recipe
 from widemargin.report.pictures import demo_figure
+from widemargin.training import progress, trainer
 from widemargin.training.run_folder import read_metrics
 from widemargin.training.setup import load_splits
 
@@ -59,6 +62,32 @@ def test_train_writes_the_run_and_says_what_comes_next(command, recipe, tmp_path
         "previous.safetensors",
     ]
     assert epochs_of(tmp_path / "run") == [1, 2]
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_quiet_and_verbose(command, recipe, tmp_path, monkeypatch, place):
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "REFRESH_SECONDS", -1.0)
+
+    def train(option):
+        words = ("train", recipe, "--out", tmp_path / option)
+        return command(option, *words) if place == "before" else command(*words, option)
+
+    quiet, verbose = train("-q"), train("-v")
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+    assert verbose.code == 0
+    assert verbose.err.startswith(f"widemargin {own_version()}, torch {torch.__version__}")
+    assert "step 3 of 10  loss " in verbose.err
+    usual = command("train", recipe, "--out", tmp_path / "usual")  # how much is said is of one command alone
+    assert "epoch 1/2" in usual.err
+    assert "step 3" not in usual.err
+
+
+def test_quiet_commands_still_tell_of_mistakes(command, refused, recipe, tmp_path):
+    assert "unknown recipe" in refused("-q", "train", "nosuch", "--out", tmp_path / "run")
+    where = command("-v", "train", "nosuch", "--out", tmp_path / "run")
+    assert "in find_recipe" in where.err
+    assert where.err.splitlines()[-1].startswith("widemargin: unknown recipe")
 
 
 def test_a_run_on_streamed_images_is_judged_on_them(command, refused, recipe, tmp_path):
@@ -93,9 +122,19 @@ def test_the_same_command_goes_on_after_an_interrupt(command, recipe, trained, t
 
 def test_a_run_stopped_by_max_time_is_judged_as_unfinished_and_goes_on(command, recipe, trained, tmp_path, monkeypatch):
     clock_of_steps(monkeypatch)
-    answer = command("train", recipe, "--out", tmp_path, "--max-time", "3s")
+    answer = command("train", recipe, "--out", tmp_path, "--max-time", "3s", "--json")
     monkeypatch.undo()
-    assert answer.code == 0
+    assert answer.code == UNFINISHED
+    told = json.loads(answer.out)
+    assert told == {
+        "folder": str(tmp_path),
+        "finished": False,
+        "stopped_by": "time",
+        "epoch": 0,
+        "epochs": 2,
+        "step": 3,
+        "last": None,
+    }
     assert "time is out after 0 of 2 epochs and 3 steps; the same command goes on" in answer.err
     assert load_target(tmp_path).description.step == 3
     note, judge = "The run is not finished: these are its weights after 0 of 2 epochs.", ("--attacks", "clean")
@@ -103,7 +142,10 @@ def test_a_run_stopped_by_max_time_is_judged_as_unfinished_and_goes_on(command, 
     assert f"note: {note}" in judged.text
     assert "(epoch 0)" in judged.text
     assert json.loads(command("evaluate", tmp_path, *judge, "--limit", 5, "--json").out)["notes"] == [note]
-    assert "done" in command("train", recipe, "--out", tmp_path).err
+    done = command("train", recipe, "--out", tmp_path, "--json")
+    assert (done.code, "done" in done.err) == (0, True)
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert json.loads(done.out) == told | {"finished": True, "stopped_by": None, "epoch": 2, "step": 0, "last": last}
     assert json.loads(command("evaluate", tmp_path, *judge, "--limit", 5, "--json").out)["notes"] == []
     assert (tmp_path / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
 
@@ -498,7 +540,7 @@ def test_an_interrupt_speaks_of_the_verb(monkeypatch, capsys, verb):
     def interrupted(**kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(CommandLine, "app", lambda line: interrupted)
+    monkeypatch.setattr(CommandLine, "command", lambda line: interrupted)
     assert main_module.run([verb]) == 130
     assert capsys.readouterr().err == f"widemargin: {VERBS[verb].interrupted}\n"
     assert ("training run" in VERBS[verb].interrupted) == (verb == "train")
@@ -508,6 +550,6 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):
     def broken(**kwargs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(CommandLine, "app", lambda line: broken)
+    monkeypatch.setattr(CommandLine, "command", lambda line: broken)
     with pytest.raises(RuntimeError, match="a bug"):
         main_module.run(["recipes"])

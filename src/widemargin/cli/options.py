@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from widemargin.core.schema import LiteralFloat
-from widemargin.core.screen import say
+from widemargin.core.screen import QUIET, VERBOSE, say, set_volume
 from widemargin.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,7 +57,25 @@ ImageSize = Annotated[
     ),
 ]
 Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        callback=lambda asked: asked and set_volume(QUIET),
+        help="Standard error has warnings and mistakes alone: no progress, no notes.",
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        callback=lambda asked: asked and set_volume(VERBOSE),
+        help="Say more: the versions, progress in a log too, where a mistake was found.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _AMOUNT = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"

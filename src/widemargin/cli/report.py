@@ -33,7 +33,7 @@ def report(
     if written.found.faults:
         first, *more = written.found.faults
         others = f" (and {len(more):,} more)" if more else ""
-        say(console_for(stderr=True), f"not shown: {first}{others}; the page names each")
+        say(console_for(stderr=True, failures=True), f"not shown: {first}{others}; the page names each")
 
 
 def references() -> dict[str, Reference]:

@@ -17,7 +17,7 @@ from widemargin.core.records import sealed
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.distributed.group import check_single_process
 from widemargin.errors import InputError
-from widemargin.jobs.sweep import SWEEP, Point, Sweep, parse_grid, words
+from widemargin.jobs.grid import SWEEP, Point, Sweep, parse_grid, words
 from widemargin.recipes import find_recipe
 from widemargin.training.run_folder import Line
 from widemargin.training.trainer import train
@@ -76,9 +76,10 @@ def sweep(
     make_folder(out)
     console = console_for(stderr=True)
     note_unreached(map(plan.configure, points), console)
+    places = {plan.folder(point): f"{number}/{len(points)}" for number, point in enumerate(points, start=1)}
 
     def run_point(config: RunConfig, folder: Path) -> dict[str, Any]:
-        say(console, folder.name, style="bold")
+        say(console, f"{places[folder]} {folder.name}", style="bold")
         result = train(config, out=folder, data_dir=data_dir, device=device, console=console, on_nonfinite=on_nonfinite)
         return _scores(result.metrics[-1], result.metrics)
 
@@ -87,7 +88,7 @@ def sweep(
         done, failed = results(study), failures(study, points)
     _show(plan.grid, done, len(points), config.name, out)
     for point, why in failed:
-        say(console, f"failed: {point}: {why}", style="bold red")
+        say(console_for(stderr=True, failures=True), f"failed: {point}: {why}", style="bold red")
     if failed:
         raise typer.Exit(1)
 

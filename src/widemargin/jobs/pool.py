@@ -163,6 +163,7 @@ def run_workers(
     waiting.sort(key=lambda task: order(task.job.config), reverse=True)
     running: list[Worker] = []
     failures: list[Failure] = []
+    ended = len(tasks) - len(waiting)
     stop = Stop()
     threads = max(1, (os.cpu_count() or 1) // workers)
     try:
@@ -178,7 +179,8 @@ def run_workers(
                     running.append(Worker(free, describe(free), partial(say, console), threads=threads))
                 for worker in [worker for worker in running if worker.ended]:
                     running.remove(worker)
-                    label, failure = worker.task.label, worker.failure()
+                    ended += 1
+                    label, failure = f"{worker.task.label}, {ended} of {len(tasks)}", worker.failure()
                     if failure is not None:
                         failures.append(failure)
                         say(console, f"{label}: FAILED: {failure.why}")

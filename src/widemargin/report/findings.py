@@ -18,8 +18,8 @@ from widemargin.core.records import Fields, attempted, read_json, visible
 from widemargin.errors import InputError
 from widemargin.evaluation.folder import REPORT, Evaluation, Radius, accuracies, margins, read_evaluation
 from widemargin.evaluation.unfinished import is_unfinished_evaluation, read_unfinished
+from widemargin.jobs.grid import POINTS, SWEEP
 from widemargin.jobs.job import RESULT
-from widemargin.jobs.sweep import POINTS, SWEEP
 from widemargin.report.runs import Run, is_run, read_run
 from widemargin.report.sweeps import Sweep, read_sweep
 

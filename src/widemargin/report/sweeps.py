@@ -10,7 +10,7 @@ from typing import Any
 from widemargin.config.checkpoint import CONFIG
 from widemargin.core.records import Fields, read_json, shortened
 from widemargin.errors import InputError
-from widemargin.jobs.sweep import POINTS, SWEEP
+from widemargin.jobs.grid import POINTS, SWEEP
 from widemargin.report.runs import read_config
 from widemargin.report.tables import Entry, Head, Table
 
