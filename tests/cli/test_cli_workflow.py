@@ -239,6 +239,55 @@ def test_evaluate_takes_eps_and_step_size_as_they_are_told(command, trained, opt
     assert says in command("evaluate", trained, *options, "--limit", 5).text
 
 
+def test_the_step_at_an_eps_is_the_same_however_many_eps_there_are(command, trained):
+    several = command("evaluate", trained, "--eps", "0.05,0.1,8/255", "--limit", 40, "--json")
+    record = json.loads(several.out)
+    for eps in ("0.05", "0.1", "8/255"):
+        one = json.loads(command("evaluate", trained, "--eps", eps, "--limit", 40, "--json").out)
+        assert record["columns"][f"pgd3@{eps}"].get("step_size") == one["columns"]["pgd3"].get("step_size")
+        assert record["accuracy"][f"pgd3@{eps}"] == one["accuracy"]["pgd3"]
+    assert record["columns"]["pgd3@0.05"]["step_size"] == 0.02
+    assert "step eps/4 (0.02 at 0.05);" in command("evaluate", trained, "--eps", "0.05,0.1", "--limit", 5).text
+
+
+FACTORY = """
+import torch
+def untrained():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+"""
+
+
+def test_margins_of_models_from_elsewhere(command, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_factory.py").write_text(FACTORY)
+    data = ("--dataset", "mnist-embedded", "--limit", 30)
+    answer = command("margins", "my_factory:untrained", *data, "--json")
+    record = json.loads(answer.out)
+    model = sys.modules["my_factory"].untrained()
+    expected = measure_margins(model, in_order(load("mnist-embedded", "test", limit=30), 30)).over_all()
+    assert record["all"]["mean"] == pytest.approx(expected.mean, abs=1e-6)
+    assert record["picture"] == "margins-my_factory-untrained-test-clean-l2.png"
+    assert is_picture(tmp_path / record["picture"])
+    public = to_public(MLPConfig(hidden=(8,)), tmp_path / "weights.pt")
+    measured = command("margins", public, *data, "--split", "train", "--normalize", "none")
+    assert measured.code == 0, measured.err
+    assert "weights: public file" in measured.text
+    for options, says in (
+        ((), "--dataset is missing"),
+        (("--split", "validation"), "--split validation: only a run of ours says what that is, my_factory:untrained"),
+        ((*data, "--at", "adversarial"), "--at adversarial: only a run of ours says what that is"),
+        ((*data, "--normalize", "none"), "--normalize is for public weights"),
+    ):
+        assert says in refused("margins", "my_factory:untrained", *options)
+
+
+def to_public(config, path):
+    model = config.build(image_shape=(1, 28, 28), num_classes=10, seed=0)
+    torch.save(model.state_dict(), path)
+    return path
+
+
 HELD = ("--set", "data.held_out=30", "--set", "epochs=1")
 
 

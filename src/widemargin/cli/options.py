@@ -148,7 +148,10 @@ NormName = Annotated[
 ]
 StepSize = Annotated[
     str | None,
-    typer.Option(help="PGD's step; unless given the run's own at its own eps, else eps/4.", show_default=False),
+    typer.Option(
+        help="PGD's step; else the run's own where eps is (one of several or not), and eps/4 elsewhere.",
+        show_default=False,
+    ),
 ]
 Dataset = Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)]
 SplitName = Annotated[str, typer.Option("--split", help="test, or validation: what the run held out.")]
