@@ -400,7 +400,9 @@ def test_margins_at_the_images_of_the_attack_the_run_trained_on(command, recipe,
     target, data = load_target(tmp_path), load("mnist-embedded", "test", limit=20)
     x = read_toml(tmp_path / "config.toml").objective.attack(target.model, data.floats(), data.labels)
     assert record["all"]["mean"] == pytest.approx(measure_margins(target.model, [(x, data.labels)]).over_all().mean)
-    assert record["attack"].startswith("that of training, Adversarial(attack=PGD(eps=0.05, step_size=0.02, steps=2")
+    assert record["attack"].startswith(
+        'that of training, objective = {kind = "adversarial", attack = {kind = "pgd", eps = 0.05'
+    )
 
 
 def test_margins_of_an_unfinished_run_say_so_and_name_the_attack(command, recipe, tmp_path):

@@ -34,6 +34,7 @@ VALUES: dict[str, str | tuple[str, ...]] = {
     "--on-nonfinite": ("stop", "skip"),
     "--log": ("tensorboard", "wandb", "mlflow"),
     "--certify": ("all",),
+    "--columns": ("data", "threat", "clean", "autoattack", "pgd", "distance", "certified", "differs"),
 }
 """What follows an option or stands for an argument: words, or a list of the file. Others are files and folders."""
 

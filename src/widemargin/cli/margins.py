@@ -12,6 +12,7 @@ import typer
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from widemargin.attacks.strongest import StrongestPGD
 from widemargin.cli.options import (
     DataDir,
     Dataset,
@@ -23,11 +24,13 @@ from widemargin.cli.options import (
     TargetName,
     check_split,
 )
+from widemargin.config.run import kinds
 from widemargin.core import randomness
 from widemargin.core.checks import choice
 from widemargin.core.device import choose_device
 from widemargin.core.files import make_folder
 from widemargin.core.modes import copied_buffers, with_values
+from widemargin.core.schema import to_table
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.data.batches import in_order
 from widemargin.data.datasets import open_images
@@ -37,6 +40,7 @@ from widemargin.evaluation.accuracy import MeasuredMargins, measure_margins, per
 from widemargin.evaluation.report import note_on_proven, notes_on
 from widemargin.evaluation.summary import describe_weights
 from widemargin.evaluation.target import LoadedModel, Target, load_model
+from widemargin.report.compare import toml_value
 from widemargin.report.pictures import margin_figure, save_picture
 from widemargin.training.setup import held_out_images, stored_images
 from widemargin.types import Nets, Norm
@@ -106,7 +110,7 @@ def own_attack(target: Target) -> OwnAttack:
         nets, epoch = Nets(model=target.model), target.description.epoch - 1
         return OwnAttack(
             lambda x, y, generator: config.objective.perturb(nets, x, y, epoch=epoch, generator=generator),
-            f"that of training, {config.objective!r}",
+            f"that of training, objective = {_as_setting(config.objective)}",
         )
     judged = None if config.evaluation is None else config.evaluation.strongest()
     attack, whose = (config.watch.attack, "watch") if config.watch.attack is not None else (judged, "evaluation")
@@ -115,7 +119,8 @@ def own_attack(target: Target) -> OwnAttack:
             "--at adversarial: this run has no attack of its own (objective, watch or evaluation); use clean"
         )
     return OwnAttack(
-        lambda x, y, generator: attack(target.model, x, y, generator=generator), f"that of its {whose}, {attack!r}"
+        lambda x, y, generator: attack(target.model, x, y, generator=generator),
+        f"that of its {whose}, {_as_setting(attack)}",
     )
 
 
@@ -156,6 +161,11 @@ def _model_and_images(
             "--dataset is missing: this target does not say which images it wants; give e.g. --dataset cifar10"
         )
     return loaded, data or _images(_run(loaded, "--dataset"), split, limit, data_dir)
+
+
+def _as_setting(part: Any) -> str:
+    """As one writes it in a configuration."""
+    return toml_value(to_table(part, {**kinds(), "pgd-strongest": StrongestPGD}))
 
 
 def _images(target: Target, split: str, limit: int | None, data_dir: str | None) -> StoredImages:

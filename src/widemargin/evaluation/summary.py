@@ -57,9 +57,9 @@ def title_of(record: Mapping[str, Any]) -> str:
 
 
 def _spelled(eps: Mapping[str, Any]) -> str:
-    """As written, with its value where that is another spelling."""
+    """As written, with its value where that is a fraction."""
     value = f"{eps['value']:.6g}"
-    return value if eps["written"] == value else f"{eps['written']} = {value}"
+    return f"{eps['written']} = {value}" if "/" in eps["written"] else str(eps["written"])
 
 
 def measured_lines(record: Mapping[str, Any]) -> list[str]:
