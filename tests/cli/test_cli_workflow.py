@@ -409,7 +409,7 @@ def test_margins_of_an_unfinished_run_say_so_and_name_the_attack(command, recipe
     assert command("train", recipe, "--out", tmp_path).code == 0
     stopped = tmp_path / "previous.safetensors"
     answer = command("margins", stopped, "--at", "adversarial", "--limit", 20)
-    assert "attack: that of its watch, FGSM(eps=0.1" in answer.text
+    assert 'attack: that of its watch, {kind = "fgsm", eps = 0.1' in answer.text
     assert "note: The run is not finished: these are its weights after 1 of 2 epochs." in answer.text
     record = json.loads(command("margins", stopped, "--limit", 20, "--json").out)
     assert record["weights"] == "last, the checkpoint before the last one (epoch 1)"
