@@ -60,11 +60,14 @@ def generate(into: Path, tables: Sequence[PaperTable]) -> list[Path]:
     folder = make_folder(into / FIGURES)
     shown, written = [], [into / PAGE]
     for picture, figure in _pictures(tables, jobs):
+        files = [(folder / picture.file).with_suffix(suffix) for suffix in (".png", ".pdf", ".svg")]
         if figure is None:
-            (folder / picture.file).unlink(missing_ok=True)
+            for file in files:
+                file.unlink(missing_ok=True)
             continue
-        save_picture(figure, folder / picture.file)
-        written.append(folder / picture.file)
+        for file in files:
+            save_picture(figure, file)
+        written += files
         shown.append(picture)
     write_text_atomic(into / PAGE, page_text(tables, jobs, into / NOTES, shown))
     return written
