@@ -11,15 +11,15 @@ from report_folders import page_of, write_evaluation, write_result
 from widemargin import InputError
 from widemargin.cli.main import run
 from widemargin.evaluation import compare
-from widemargin.report.classes import SHOWN, classes
+from widemargin.report.classes import SHOWN, accuracy_by_class
 from widemargin.report.findings import search
-from widemargin.report.paired import paired
+from widemargin.report.paired import paired_differences
 
 AT, EMR = "cifar-resnet18/at", "cifar-resnet18/at-emr"
 
 
 def table_of(folder, baseline):
-    parts = paired(search([folder]), {}, baseline)
+    parts = paired_differences(search([folder]), {}, baseline)
     return parts[0] if parts else None
 
 
@@ -97,7 +97,7 @@ def with_classes(folder, shares, **options):
 def test_classes_are_those_of_the_strongest_attack_and_the_mean_over_seeds(tmp_path):
     with_classes(tmp_path / "a", [50.0, 30.0, None], seed=1, **seeded(1))
     with_classes(tmp_path / "b", [70.0, 20.0, None], seed=2, **seeded(2))
-    _, table = classes(search([tmp_path]), {})
+    _, table = accuracy_by_class(search([tmp_path]), {})
     ((name, lowest, mean, *shares),) = table.rows
     assert (name.text, name.below) == (AT, ("AutoAttack",))
     assert (lowest.text, lowest.below, mean.text) == ("25.0", ("class 1",), "42.5")
@@ -108,7 +108,7 @@ def test_classes_are_those_of_the_strongest_attack_and_the_mean_over_seeds(tmp_p
 
 def test_of_many_classes_the_lowest_are_named(tmp_path):
     with_classes(tmp_path / "a", [90.0 - number for number in range(SHOWN + 1)])
-    _, table = classes(search([tmp_path]), {})
+    _, table = accuracy_by_class(search([tmp_path]), {})
     assert table.rows[0][3].text == "20: 70.0, 19: 71.0, 18: 72.0, 17: 73.0, 16: 74.0"
 
 

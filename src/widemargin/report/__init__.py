@@ -12,13 +12,13 @@ from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import visible
 from widemargin.errors import InputError
 from widemargin.report.certificates import certified
-from widemargin.report.classes import classes
+from widemargin.report.classes import accuracy_by_class
 from widemargin.report.commands import reproducing_commands
 from widemargin.report.compare import Reference
 from widemargin.report.findings import Findings, search
 from widemargin.report.leaderboard import check_columns, numbers_of, ranking
 from widemargin.report.page import Page, Section, as_html, as_latex, as_markdown
-from widemargin.report.paired import paired
+from widemargin.report.paired import paired_differences
 from widemargin.report.provenance import FACTS_TITLE, alarms, facts, faults
 from widemargin.report.results import numbers_table, result_tables, shown_tables
 from widemargin.report.sections import (
@@ -71,7 +71,7 @@ def write_report(
     found, known = search(places), references or {}
     tables = result_tables(found, known)
     best = Section("leaderboard", "Leaderboard", ranking(found, known, columns))
-    against = [] if baseline is None else paired(found, known, baseline)
+    against = [] if baseline is None else paired_differences(found, known, baseline)
     sections = [
         best,
         Section("paired", "Paired differences", against),
@@ -79,7 +79,7 @@ def write_report(
         Section("alarms", "Alarms", alarms(found)),
         Section("results", "Results", shown_tables(tables), folded="Every number, by evaluation and by seed"),
         Section("autoattack", "AutoAttack, part by part", autoattack(found)),
-        Section("classes", "Class by class", classes(found, known)),
+        Section("classes", "Class by class", accuracy_by_class(found, known)),
         Section("accuracy-versus-eps", "Accuracy against the size of the attack", accuracy_against_eps(found)),
         Section("margins", "Effective margins", margins(found)),
         Section("margin-versus-distance", "Margin against distance", margin_against_distance(found)),

@@ -34,7 +34,7 @@ class ByClass:
         )
 
 
-def classes(found: Findings, references: References) -> Parts:
+def accuracy_by_class(found: Findings, references: References) -> Parts:
     """A table for each data set, of those models whose evaluations say it."""
     tables: dict[str, list[ByClass]] = defaultdict(list)
     for row in standings(models(found), references):

@@ -47,7 +47,7 @@ class Pair:
     baseline: Standing
 
 
-def paired(found: Findings, references: References, baseline: str) -> Parts:
+def paired_differences(found: Findings, references: References, baseline: str) -> Parts:
     """A table with a row for every other model on the baseline's data; a baseline that is not there is refused."""
     rows = standings(models(found), references)
     chosen = [row for row in rows if baseline in _names(row)]
