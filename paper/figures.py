@@ -1,8 +1,8 @@
 """The paper's figures, drawn with matplotlib from the collected jobs, as ``plans.py`` says.
 
-Curves over epochs, a mean over seeds, one of them with a band; margin histograms of the test images; the effective
-margin against the distance of the nearest adversarial image found (does it mean what it says?); accuracy against the
-size of the attack, which a single eps does not tell.
+Curves over epochs, the mean over seeds in a band from the lowest to the highest; margin histograms of the test images;
+the effective margin against the distance of the nearest adversarial image found (does it mean what it says?); accuracy
+against the size of the attack, which a single eps does not tell.
 """
 
 from collections import Counter
@@ -60,7 +60,7 @@ class Curve:
     values: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
-    """The edges of its band; none where it has no band."""
+    """The lowest and the highest seed; none where there is one."""
 
 
 class Place(NamedTuple):
@@ -106,10 +106,8 @@ def _curves(panel: Panel, jobs: Jobs) -> list[Curve]:
 def _curve(panel: Panel, line: Line, found: Sequence[CollectedJob]) -> Curve:
     curve = zip(*over_seeds(found, panel.key), strict=True)
     points = {epoch: value for epoch, value in curve if panel.unit == ACCURACY or value <= FARTHEST}
-    banded = panel.spread and line == panel.lines[-1]
-    spreads = dict(zip(*over_seeds(found, panel.spread), strict=True)) if banded else {}
-    whole = bool(spreads) and points.keys() <= spreads.keys()
-    low, high = ([v + sign * spreads[e] for e, v in points.items()] if whole else [] for sign in (-1, 1))
+    each = [dict(job.run.curve(panel.key)) for job in found] if len(found) > 1 else []
+    low, high = ([end(curve[epoch] for curve in each) for epoch in points] if each else [] for end in (min, max))
     return Curve(line, found, list(points), list(points.values()), low, high)
 
 

@@ -39,7 +39,7 @@ from paper.tables import (
 from paper.tree import FIGURES, NOTES, PAGE, CollectedJob, read_tree
 from widemargin.core.files import make_folder, write_text_atomic
 from widemargin.core.records import read_text
-from widemargin.report.compare import differences
+from widemargin.report.compare import differs_from
 from widemargin.report.pictures import save_picture
 from widemargin.report.tables import plain_text
 
@@ -60,11 +60,14 @@ def generate(into: Path, tables: Sequence[PaperTable]) -> list[Path]:
     folder = make_folder(into / FIGURES)
     shown, written = [], [into / PAGE]
     for picture, figure in _pictures(tables, jobs):
+        files = [(folder / picture.file).with_suffix(suffix) for suffix in (".png", ".pdf", ".svg")]
         if figure is None:
-            (folder / picture.file).unlink(missing_ok=True)
+            for file in files:
+                file.unlink(missing_ok=True)
             continue
-        save_picture(figure, folder / picture.file)
-        written.append(folder / picture.file)
+        for file in files:
+            save_picture(figure, file)
+        written += files
         shown.append(picture)
     write_text_atomic(into / PAGE, page_text(tables, jobs, into / NOTES, shown))
     return written
@@ -180,8 +183,10 @@ SMALL = (flattered_text, autoattack_text, distance_text, certified_text)
 def _remarks(table: PaperTable, row: PaperRow, jobs: Sequence[CollectedJob]) -> list[str]:
     """What a reader must know before comparing a row."""
     name = table.label(row)
+    told = [f"{name}: {row.reference.note}"] * bool(jobs and row.reference.note)
     settings = ({**job.run.config, "init_from": None} for job in jobs)  # a row may begin with another row's weights
-    told = [f"{name}: {note}" for config in settings for note in differences(config, row.reference)]
+    changed = dict.fromkeys(differs_from(config, row.reference) for config in settings)
+    told += [f"{name}: changed from the recipe: {differs}" for differs in changed if differs]
     told += [f"{name}, {text}" for text in by_seed(_left_out(jobs))]
     told += [f"{name}, {text}" for text in by_seed([(job.seed, alarm) for job in jobs for alarm in _alarms(job)])]
     return list(dict.fromkeys(told))

@@ -20,8 +20,9 @@ class Section:
 
 
 ALL = (
-    "Lines are means over seeds; dashed ones have a single seed where others of the same picture have more. Dotted and "
-    f"pale are networks that collapsed: their clean accuracy is less than {COLLAPSED:.0%} of the panel's best."
+    "Lines are means over seeds, in a band from the lowest seed to the highest; dashed ones have a single seed where "
+    "others of the same picture have more. Dotted and pale are networks that collapsed: their clean accuracy is less "
+    f"than {COLLAPSED:.0%} of the panel's best."
 )
 JUDGES = Section(
     "One network, several judges",
@@ -31,11 +32,9 @@ JUDGES = Section(
 MARGINS = Section(
     "Margins during training",
     "Of correctly classified images. Those of training images are at the points training sees: augmented, and attacked "
-    "in adversarial training. The band is one standard deviation over images, of EMR alone: those of the other lines "
-    "would hide each other. Panels of adversarial training are close-ups without a band; their axes do not begin at "
-    "zero. Where a network classifies much less well than others, the legend says how well. "
-    "Measured on 10,000 images of MNIST and 2,000 of CIFAR-10, so last values differ a little from the tables', which "
-    "have all.",
+    "in adversarial training. Panels of adversarial training are close-ups; their axes do not begin at zero. Where a "
+    "network classifies much less well than others, the legend says how well. Measured on 10,000 images of MNIST and "
+    "2,000 of CIFAR-10, so last values differ a little from the tables', which have all.",
 )
 ACCURACIES = Section(
     "Accuracy during training",
@@ -70,14 +69,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines on common axes; ``key`` is what is drawn of each epoch, with ``spread`` around the last line."""
+    """Lines on common axes; ``key`` is what is drawn of each epoch."""
 
     title: str
     """``{attack}`` in it is the attack that the runs were watched with."""
     lines: Sequence[Line]
     key: str = ""
     unit: str = ""
-    spread: str = ""
     zoom: bool = False
     """A close-up: the vertical axis does not begin at zero, and is its own."""
 
@@ -176,7 +174,6 @@ _FIGURE1 = CurvePlan(
             ),
             "test_margin_mean",
             TEST,
-            "test_margin_std",
         ),
         Panel(
             "(c) CIFAR-10, by weight decay",
@@ -202,7 +199,6 @@ def _figure2(prefix: str, letter: str) -> CurvePlan:
             _compared(prefix, kind),
             f"{key}_mean",
             unit,
-            f"{key}_std" if kind == "st" else "",
             zoom=kind == "at",
         )
         for kind in ("st", "at")

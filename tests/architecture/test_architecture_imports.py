@@ -213,6 +213,12 @@ def test_importing_widemargin_does_not_wait_for_torch(tmp_path):
     assert done.stdout.split() == ["False", "True", "True"]
 
 
+def test_a_report_does_not_wait_for_optuna(tmp_path):
+    script = "import sys, widemargin.report; print(*{'optuna', 'sqlalchemy', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def test_public_names_come_from_where_they_are_written():
     for name in widemargin.__all__:
         value = getattr(widemargin, name)

@@ -3,6 +3,7 @@
 What each part refuses, in which words, is tested beside that part: settings in tests/config, files in tests/data.
 """
 
+import itertools
 import re
 import shlex
 import shutil
@@ -245,9 +246,8 @@ def test_files_that_are_no_checkpoint(refused, tmp_path):
         assert "is not a readable checkpoint" in refused(verb, tmp_path / "notes.safetensors")
     torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
     (tmp_path / "junk.pt").write_bytes(b"junk")
-    assert "is no checkpoint of a run" in refused("margins", tmp_path / "module.pt")
-    for name in ("module.pt", "junk.pt"):
-        line = refused("evaluate", tmp_path / name, "--dataset", "mnist-embedded", "--eps", "0.1")
+    for name, verb in itertools.product(("module.pt", "junk.pt"), ("evaluate", "margins")):
+        line = refused(verb, tmp_path / name, "--dataset", "mnist-embedded")
         assert "that torch wrote; save model.state_dict()" in line
         assert "\x1b" not in line
 

@@ -78,7 +78,7 @@ HELP = {
     "train": ("RECIPE", "--out", "--set", "--max-time", "--data-dir", "--device", "--checkpoint-every", "--no-sync-bn"),
     "evaluate": ("TARGET", "autoattack", "--attacks", "--eps", "--step-size", "--norm", "--limit", "--json", "8/255"),
     "check": ("TARGET", "--shape", "--dataset", "--json", "how to fix it"),
-    "margins": ("RUN_OR_CHECKPOINT", "--split", "--at", "--norm", "--picture", "--json", "histogram"),
+    "margins": ("TARGET", "timm:NAME", "--normalize", "--split", "--at", "--norm", "--picture", "--json", "histogram"),
     "recipes": ("show", "List"),
     "recipes show": ("Print a recipe as TOML",),
     "reproduce": ("table1", "--workers", "--max-time", "--judge-with", "autoattack-8-255", "--judge-rows", "best"),

@@ -23,13 +23,16 @@ from widemargin.cli import main as main_module
 from widemargin.cli import margins as margins_module
 from widemargin.cli.main import VERBS, CommandLine
 from widemargin.cli.margins import own_attack
+from widemargin.cli.train import UNFINISHED
 from widemargin.config import EMRConfig
 from widemargin.config.toml import read_toml, to_toml
+from widemargin.core.versions import own_version
 from widemargin.data import in_order, load
 from widemargin.evaluation import load_target, measure_margins, percent, verdicts
 from widemargin.models import MODELS, MLPConfig
 from widemargin.recipes import Recipe
 from widemargin.report.pictures import demo_figure
+from widemargin.training import progress, trainer
 from widemargin.training.run_folder import read_metrics
 from widemargin.training.setup import load_splits
 
@@ -59,6 +62,32 @@ def test_train_writes_the_run_and_says_what_comes_next(command, recipe, tmp_path
         "previous.safetensors",
     ]
     assert epochs_of(tmp_path / "run") == [1, 2]
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_quiet_and_verbose(command, recipe, tmp_path, monkeypatch, place):
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "REFRESH_SECONDS", -1.0)
+
+    def train(option):
+        words = ("train", recipe, "--out", tmp_path / option)
+        return command(option, *words) if place == "before" else command(*words, option)
+
+    quiet, verbose = train("-q"), train("-v")
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+    assert verbose.code == 0
+    assert verbose.err.startswith(f"widemargin {own_version()}, torch {torch.__version__}")
+    assert "step 3 of 10  loss " in verbose.err
+    usual = command("train", recipe, "--out", tmp_path / "usual")  # how much is said is of one command alone
+    assert "epoch 1/2" in usual.err
+    assert "step 3" not in usual.err
+
+
+def test_quiet_commands_still_tell_of_mistakes(command, refused, recipe, tmp_path):
+    assert "unknown recipe" in refused("-q", "train", "nosuch", "--out", tmp_path / "run")
+    where = command("-v", "train", "nosuch", "--out", tmp_path / "run")
+    assert "in find_recipe" in where.err
+    assert where.err.splitlines()[-1].startswith("widemargin: unknown recipe")
 
 
 def test_a_run_on_streamed_images_is_judged_on_them(command, refused, recipe, tmp_path):
@@ -93,9 +122,19 @@ def test_the_same_command_goes_on_after_an_interrupt(command, recipe, trained, t
 
 def test_a_run_stopped_by_max_time_is_judged_as_unfinished_and_goes_on(command, recipe, trained, tmp_path, monkeypatch):
     clock_of_steps(monkeypatch)
-    answer = command("train", recipe, "--out", tmp_path, "--max-time", "3s")
+    answer = command("train", recipe, "--out", tmp_path, "--max-time", "3s", "--json")
     monkeypatch.undo()
-    assert answer.code == 0
+    assert answer.code == UNFINISHED
+    told = json.loads(answer.out)
+    assert told == {
+        "folder": str(tmp_path),
+        "finished": False,
+        "stopped_by": "time",
+        "epoch": 0,
+        "epochs": 2,
+        "step": 3,
+        "last": None,
+    }
     assert "time is out after 0 of 2 epochs and 3 steps; the same command goes on" in answer.err
     assert load_target(tmp_path).description.step == 3
     note, judge = "The run is not finished: these are its weights after 0 of 2 epochs.", ("--attacks", "clean")
@@ -103,7 +142,10 @@ def test_a_run_stopped_by_max_time_is_judged_as_unfinished_and_goes_on(command, 
     assert f"note: {note}" in judged.text
     assert "(epoch 0)" in judged.text
     assert json.loads(command("evaluate", tmp_path, *judge, "--limit", 5, "--json").out)["notes"] == [note]
-    assert "done" in command("train", recipe, "--out", tmp_path).err
+    done = command("train", recipe, "--out", tmp_path, "--json")
+    assert (done.code, "done" in done.err) == (0, True)
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert json.loads(done.out) == told | {"finished": True, "stopped_by": None, "epoch": 2, "step": 0, "last": last}
     assert json.loads(command("evaluate", tmp_path, *judge, "--limit", 5, "--json").out)["notes"] == []
     assert (tmp_path / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
 
@@ -195,6 +237,55 @@ def test_evaluate_takes_eps_and_step_size_as_they_are_told(command, trained, opt
     attack = attack_named("pgd3", eps=eps, step_size=step_size)
     assert record["accuracy"]["pgd3"] == percent(verdicts(target.model, data, attack))
     assert says in command("evaluate", trained, *options, "--limit", 5).text
+
+
+def test_the_step_at_an_eps_is_the_same_however_many_eps_there_are(command, trained):
+    several = command("evaluate", trained, "--eps", "0.05,0.1,8/255", "--limit", 40, "--json")
+    record = json.loads(several.out)
+    for eps in ("0.05", "0.1", "8/255"):
+        one = json.loads(command("evaluate", trained, "--eps", eps, "--limit", 40, "--json").out)
+        assert record["columns"][f"pgd3@{eps}"].get("step_size") == one["columns"]["pgd3"].get("step_size")
+        assert record["accuracy"][f"pgd3@{eps}"] == one["accuracy"]["pgd3"]
+    assert record["columns"]["pgd3@0.05"]["step_size"] == 0.02
+    assert "step eps/4 (0.02 at 0.05);" in command("evaluate", trained, "--eps", "0.05,0.1", "--limit", 5).text
+
+
+FACTORY = """
+import torch
+def untrained():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+"""
+
+
+def test_margins_of_models_from_elsewhere(command, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_factory.py").write_text(FACTORY)
+    data = ("--dataset", "mnist-embedded", "--limit", 30)
+    answer = command("margins", "my_factory:untrained", *data, "--json")
+    record = json.loads(answer.out)
+    model = sys.modules["my_factory"].untrained()
+    expected = measure_margins(model, in_order(load("mnist-embedded", "test", limit=30), 30)).over_all()
+    assert record["all"]["mean"] == pytest.approx(expected.mean, abs=1e-6)
+    assert record["picture"] == "margins-my_factory-untrained-test-clean-l2.png"
+    assert is_picture(tmp_path / record["picture"])
+    public = to_public(MLPConfig(hidden=(8,)), tmp_path / "weights.pt")
+    measured = command("margins", public, *data, "--split", "train", "--normalize", "none")
+    assert measured.code == 0, measured.err
+    assert "weights: public file" in measured.text
+    for options, says in (
+        ((), "--dataset is missing"),
+        (("--split", "validation"), "--split validation: only a run of ours says what that is, my_factory:untrained"),
+        ((*data, "--at", "adversarial"), "--at adversarial: only a run of ours says what that is"),
+        ((*data, "--normalize", "none"), "--normalize is for public weights"),
+    ):
+        assert says in refused("margins", "my_factory:untrained", *options)
+
+
+def to_public(config, path):
+    model = config.build(image_shape=(1, 28, 28), num_classes=10, seed=0)
+    torch.save(model.state_dict(), path)
+    return path
 
 
 HELD = ("--set", "data.held_out=30", "--set", "epochs=1")
@@ -309,14 +400,16 @@ def test_margins_at_the_images_of_the_attack_the_run_trained_on(command, recipe,
     target, data = load_target(tmp_path), load("mnist-embedded", "test", limit=20)
     x = read_toml(tmp_path / "config.toml").objective.attack(target.model, data.floats(), data.labels)
     assert record["all"]["mean"] == pytest.approx(measure_margins(target.model, [(x, data.labels)]).over_all().mean)
-    assert record["attack"].startswith("that of training, Adversarial(attack=PGD(eps=0.05, step_size=0.02, steps=2")
+    assert record["attack"].startswith(
+        'that of training, objective = {kind = "adversarial", attack = {kind = "pgd", eps = 0.05'
+    )
 
 
 def test_margins_of_an_unfinished_run_say_so_and_name_the_attack(command, recipe, tmp_path):
     assert command("train", recipe, "--out", tmp_path).code == 0
     stopped = tmp_path / "previous.safetensors"
     answer = command("margins", stopped, "--at", "adversarial", "--limit", 20)
-    assert "attack: that of its watch, FGSM(eps=0.1" in answer.text
+    assert 'attack: that of its watch, {kind = "fgsm", eps = 0.1' in answer.text
     assert "note: The run is not finished: these are its weights after 1 of 2 epochs." in answer.text
     record = json.loads(command("margins", stopped, "--limit", 20, "--json").out)
     assert record["weights"] == "last, the checkpoint before the last one (epoch 1)"
@@ -498,7 +591,7 @@ def test_an_interrupt_speaks_of_the_verb(monkeypatch, capsys, verb):
     def interrupted(**kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(CommandLine, "app", lambda line: interrupted)
+    monkeypatch.setattr(CommandLine, "command", lambda line: interrupted)
     assert main_module.run([verb]) == 130
     assert capsys.readouterr().err == f"widemargin: {VERBS[verb].interrupted}\n"
     assert ("training run" in VERBS[verb].interrupted) == (verb == "train")
@@ -508,6 +601,6 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):
     def broken(**kwargs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(CommandLine, "app", lambda line: broken)
+    monkeypatch.setattr(CommandLine, "command", lambda line: broken)
     with pytest.raises(RuntimeError, match="a bug"):
         main_module.run(["recipes"])

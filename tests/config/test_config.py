@@ -202,6 +202,9 @@ def test_a_whole_part_can_be_added() -> None:
         ("epoch=3", r"unknown key 'epoch'; did you mean 'epochs'\?"),
         ("optimizer.learning_rate=3", r"unknown key 'optimizer.learning_rate'; known here: lr, weight_decay"),
         ("objective.attack.stepsize=0.1", r"unknown key 'objective.attack.stepsize'; did you mean 'step_size'\?"),
+        ("lr=0.1", r"unknown key 'lr'; did you mean 'optimizer.lr'\?"),
+        ("steps=9", r"unknown key 'steps'; known here: name, seed"),  # of an attack, two tables down
+        ("weight=1", r"did you mean 'objective.weight' or 'emr.weight' or 'igr.weight' or 'grad_align.weight'\?"),
         ("optimiser.lr=1", r"unknown key 'optimiser'; did you mean 'optimizer'\?"),
         ("epochs=many", r"epochs must be a whole number, got 'many'"),
         ("epochs=1.5", r"epochs must be a whole number, got 1.5"),

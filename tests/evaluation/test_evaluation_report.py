@@ -85,6 +85,15 @@ def test_the_step_size_in_the_report():
     assert widemargin.evaluate(model, data, eps=0.08, **options).to_json()["step_size"] == pytest.approx(0.02)
     assert widemargin.evaluate(model, data, eps=[0.08, 0.1], **options).to_json()["step_size"] is None
     assert widemargin.evaluate(model, data, eps=[0.08, 0.1], step_size=0.03, **options).to_json()["step_size"] == 0.03
+    mixed = widemargin.evaluate(model, data, eps=["0.08", 0.1], step_size={"0.08": 0.03}, **options).to_json()
+    assert mixed["step_size"] is None
+    assert {name: column.get("step_size") for name, column in mixed["columns"].items()} == {
+        "clean": None,
+        "pgd1@0.08": 0.03,
+        "pgd1@0.1": None,
+    }
+    with pytest.raises(InputError, match=r"evaluate\.step_size: there is no eps 0\.3 here, only"):
+        widemargin.evaluate(model, data, eps=0.1, step_size={0.3: 0.1}, **options)
 
 
 def test_several_radii_are_in_the_names_and_make_curves(very_short):

@@ -4,7 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from widemargin.jobs.sweep import Sweep, work
+from widemargin.jobs.grid import Sweep
+from widemargin.jobs.sweep import work
 from widemargin.recipes import find_recipe
 
 

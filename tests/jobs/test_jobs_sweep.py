@@ -10,17 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from widemargin.cli.main import run
 from widemargin.errors import InputError
-from widemargin.jobs.sweep import (
-    READY,
-    Sweep,
-    _join,
-    failures,
-    own_storage,
-    parse_grid,
-    results,
-    storage_refusals,
-    work,
-)
+from widemargin.jobs.grid import Sweep, parse_grid
+from widemargin.jobs.sweep import READY, _join, failures, own_storage, results, storage_refusals, work
 from widemargin.recipes import find_recipe
 
 WORKER = Path(__file__).with_name("sweep_worker.py")

@@ -67,6 +67,8 @@ def test_pictures_for_which_nothing_is_left_go_and_others_stay(into):
     names = {path.name for path in (into / "figures").iterdir()}
     assert "distance-mnist-mlp.png" not in names
     assert {"by-hand.png", "figure1-margins.png", "accuracy-mnist-mlp.png", "histogram-mnist-mlp.png"} <= names
+    assert {"figure1-margins.pdf", "figure1-margins.svg"} <= names  # for a paper
+    assert not {"distance-mnist-mlp.pdf", "distance-mnist-mlp.svg"} & names
     assert "distance-mnist-mlp" not in (into / "README.md").read_text()
 
 

@@ -214,7 +214,7 @@ AT, ST = "cifar-resnet18/at", "mnist-mlp/st-emr"
 LABELS = [
     (runs_and_evaluations, [f"{AT} · a", f"{AT} · b"], [f"{AT} · a", f"{AT} · b", AT], [0, 1, 2]),
     (another_of_the_name, [AT], [f"{AT} · b"], [1]),
-    (two_of_a_run, [AT], [f"{AT} · linf", f"{AT} · l2"], [1, 2]),
+    (two_of_a_run, [AT], [f"{AT} · linf", f"{AT} · l2"], [0, 0]),  # a model has one color
     (two_seeds, [], [f"{ST} · seed 0", f"{ST} · seed 1"], [0, 1]),
 ]
 

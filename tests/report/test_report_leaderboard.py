@@ -111,7 +111,9 @@ def test_the_threat_is_that_of_the_configuration(tmp_path):
     )
     (row,) = rows_of(tmp_path)
     assert row.threat == "L∞ 0.031"
-    assert [column.number(row.models[0]) and column.number(row.models[0]).value for column in NUMBERS[:3]] == [
+    assert [
+        column.number(row.models[0]) and column.number(row.models[0]).value for column in [*NUMBERS.values()][:3]
+    ] == [
         90,
         None,
         40,

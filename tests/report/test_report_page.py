@@ -394,7 +394,7 @@ PAGES = {
     "a sweep over three settings": (sweep_over_three, ["Place"], ['<table class="heat">']),
     "changed settings": (
         changed_run("epochs = 100", "epochs = 3"),
-        ["changed from the recipe: epochs=3", "widemargin train cifar-resnet18/at --set epochs=3 --out "],
+        ["epochs=3</td>", "widemargin train cifar-resnet18/at --set epochs=3 --out "],
         [],
     ),
     "a run of no recipe": (changed_run("cifar-resnet18/at", "mine"), ["run/config.toml --out "], ["--set"]),

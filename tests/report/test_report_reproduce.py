@@ -95,7 +95,7 @@ def test_a_run_and_an_evaluation_that_were_moved_belong_together(printed, monkey
         text = (tmp_path / name).read_text()
         assert "not evaluated" not in text
         assert f"- {RECIPE}: judged on the first 20 of 3,000 test images; " in text
-        assert 'changed from the recipe: epochs=1, data.name="mnist-embedded"' in text
+        assert '| epochs=1, data.name="mnist-embedded"' in text
 
 
 def test_there_is_a_command_for_everything(printed):

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from faults import COMMAND
+from widemargin.cli.train import UNFINISHED
 from widemargin.config.checkpoint import load_checkpoint
 from widemargin.config.toml import to_toml
 from widemargin.core.signals import StopNowError
@@ -69,7 +70,7 @@ def test_a_signal_stops_at_a_step_boundary_and_the_same_command_goes_on(
     number, point, expected, command, tmp_path, undisturbed, left_in
 ):
     stopped = command((*point, number))
-    assert stopped.code == 0
+    assert stopped.code == UNFINISHED
     epoch, step = expected
     inside = {0: "", 1: " and 1 step"}.get(step, f" and {step} steps")
     epochs = f"stopped by {signal.Signals(number).name} after {epoch} of 3 epochs{inside}"
@@ -81,9 +82,9 @@ def test_a_signal_stops_at_a_step_boundary_and_the_same_command_goes_on(
 
 def test_one_signal_after_the_other_until_the_end(command, tmp_path, undisturbed, left_in):
     for point in (in_step(2), in_step(3), in_step(1), in_step(2)):
-        assert command(("step", point, TERM)).code == 0
+        assert command(("step", point, TERM)).code == UNFINISHED
     assert place(tmp_path / "run") == (1, STEPS)
-    assert command(("watch", 1, INT)).code == 0
+    assert command(("watch", 1, INT)).code == UNFINISHED
     assert place(tmp_path / "run") == (1, STEPS)
     assert command().code == 0
     left_in(tmp_path / "run").assert_same(undisturbed)
@@ -104,7 +105,7 @@ def test_a_second_ctrl_c_stops_at_once(first, second, command, tmp_path, undistu
 
 def test_a_second_sigterm_changes_nothing(command, tmp_path):
     stopped = command(("step", in_step(2), TERM), ("step", in_step(2) + 1, TERM))
-    assert stopped.code == 0
+    assert stopped.code == UNFINISHED
     assert place(tmp_path / "run") == (0, 2)
 
 
@@ -161,7 +162,7 @@ def test_a_command_started_with_sigint_ignored_goes_on_ignoring_it(config, nurse
     script = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + COMMAND
     points = [("step", in_step(2), INT), ("step", in_step(2) + 1, INT), ("step", in_step(3), TERM)]
     stopped = nursery.run(to_toml(config), tmp_path / "run", *points, script=script)
-    assert stopped.code == 0
+    assert stopped.code == UNFINISHED
     assert "stopped by SIGTERM after 0 of 3 epochs and 3 steps" in stopped.err
     assert place(tmp_path / "run") == (0, 3)
 

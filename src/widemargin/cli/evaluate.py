@@ -67,6 +67,9 @@ from widemargin.jobs.status import PlannedJob, write_plan
 from widemargin.training.setup import held_out_images
 from widemargin.types import Norm
 
+Steps = float | Mapping[float | str, float] | None
+"""PGD's step size: at every eps, or at those named."""
+
 
 def evaluate(
     context: typer.Context,
@@ -117,8 +120,8 @@ def evaluate(
             asked: Norm | None = None if norm is None else choice("", "--norm", norm, get_args(Norm))
             chosen = choose_device(device, local_rank=env_number("LOCAL_RANK", 0))
             how = {"data_dir": data_dir, "image_size": image_size, "workers": workers}
-            found, data = _case(target, dataset, split, how, head_scale, normalize, chosen)
-            plan, radii = _plan(found.plan, attacks, eps, step_size, asked)
+            found, data = _model_and_images(target, dataset, split, how, head_scale, normalize, chosen)
+            plan, radii, steps = _plan(found.plan, attacks, eps, step_size, asked)
             if found.target is not None and dataset is None and split == "test":
                 limit = found.target.test_limit(limit)
         try:
@@ -128,7 +131,7 @@ def evaluate(
                 plan.attacks,
                 radii,
                 plan.norm,
-                plan.step_size,
+                steps,
                 seed,
                 out,
                 shard_size=shard_size,
@@ -231,7 +234,7 @@ def _launched(
     return {key: value for key, value in record.items() if key not in DIGESTS.values()}
 
 
-def _case(
+def _model_and_images(
     target: str,
     dataset: str | None,
     split: str,
@@ -275,20 +278,26 @@ def _images(found: LoadedModel, dataset: str | None, split: str, how: Mapping[st
 
 def _plan(
     own: EvaluationConfig | None, attacks: str | None, eps: str | None, step_size: str | None, norm: Norm | None
-) -> tuple[EvaluationConfig, tuple[float, ...]]:
-    """The run's own plan, with what the command line says in its place, and the radii."""
+) -> tuple[EvaluationConfig, tuple[float, ...], Steps]:
+    """The run's own plan, with what the command line says in its place, the radii, and PGD's steps.
+
+    A step that is not given is the run's own at the run's own eps and norm, however many eps there are, else eps/4.
+    """
     names = _names("--attacks", attacks) if attacks is not None else own.attacks if own else ("clean",)
     step = number("--step-size", step_size)
     radii = None if eps is None else tuple(number("--eps", text) or 0.0 for text in _names("--eps", eps))
-    if own is not None and radii in (None, (own.eps,)) and norm in (None, own.norm):
+    if own is not None and norm in (None, own.norm):
+        radii = radii or (own.eps,)
         plan = replace(own, attacks=names, step_size=own.step_size if step is None else step)
-        return plan, radii or (own.eps,)
+        if step is not None or own.step_size is None or radii == (own.eps,):
+            return plan, radii, plan.step_size
+        return plan, radii, {eps: own.step_size for eps in radii if eps == own.eps}
     attacked = [name for name in names if name != "clean"]
     if radii is None and attacked:
         raise InputError(f"--eps is missing for {', '.join(attacked)}; give e.g. --eps 8/255")
     radii = radii or (1.0,)
     chosen = norm or (own.norm if own else "linf")
-    return EvaluationConfig(attacks=names, eps=radii[0], step_size=step, norm=chosen), radii
+    return EvaluationConfig(attacks=names, eps=radii[0], step_size=step, norm=chosen), radii, step
 
 
 def _names(option: str, text: str) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ right. ``python -m paper`` and ``python -m benchmarks``, of the repository alone
 """
 
 import errno
+import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +19,12 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command, get_group
 
-from widemargin.cli.options import IMPORTED, import_own
+from widemargin.cli.completion import stand_in
+from widemargin.cli.options import IMPORTED, Quiet, Verbose, import_own
 from widemargin.core.files import refused
-from widemargin.core.screen import one_line, unfailing_streams
+from widemargin.core.screen import USUAL, console_for, is_verbose, one_line, say, set_volume, unfailing_streams
 from widemargin.core.signals import NOT_BEGUN, InterruptionError, begin_work, end_work
-from widemargin.core.versions import own_version
+from widemargin.core.versions import installed_version, own_version
 from widemargin.errors import InputError, WidemarginWarning
 
 BEGINS_ANEW = "interrupted; the same command begins anew"
@@ -53,10 +56,15 @@ class Verb:
         """The real command, as typer builds it."""
         found = getattr(import_module(self.module), self.name)
         if isinstance(found, typer.Typer):
-            return get_group(found)
-        app = typer.Typer(add_completion=False)
-        app.command(self.name)(found)
-        return get_command(app)
+            command: Any = get_group(found)
+        else:
+            app = typer.Typer(add_completion=False)
+            app.command(self.name)(found)
+            command = get_command(app)
+        for part in (command, *getattr(command, "commands", {}).values()):
+            part.params += _volume_options()
+            _show_flags(part)
+        return command
 
 
 @dataclass(frozen=True)
@@ -67,37 +75,76 @@ class CommandLine:
     help: str
     verbs: Mapping[str, Verb]
     replaced: Mapping[str, str] = field(default_factory=dict)
+    completed: bool = False
+    """Whether shells complete it (``completion``)."""
 
-    def app(self) -> typer.Typer:
+    def command(self) -> Any:
         """Every verb, not loaded yet."""
         app = typer.Typer(
             name=self.name,
             help=self.help,
             no_args_is_help=True,
-            add_completion=False,
+            add_completion=self.completed,
             pretty_exceptions_enable=False,
         )
         app.callback(help=self.help)(_common)
         for name, verb in self.verbs.items():
-            app.command(name, cls=_loaded_when_called(verb), help=verb.help)(lambda: None)
-        return app
+            app.command(name, cls=_loaded_when_called(verb, name), help=verb.help)(lambda: None)
+        command = get_command(app)
+        _show_flags(command)
+        return command
 
     def asked(self, arguments: Sequence[str]) -> str:
         """The verb among the arguments, if any."""
         return next((argument for argument in arguments if argument in self.verbs), "")
 
 
-def _loaded_when_called(verb: Verb) -> type[TyperCommand]:
+def _show_flags(command: Any) -> None:
+    """Flags take nothing, so the help shows no type beside them."""
+
+    def get_help_option(context: Any, *, usual: Callable[[Any], Any] = command.get_help_option) -> Any:
+        option = usual(context)
+        if option is not None:
+            option.metavar = ""
+        return option
+
+    for option in command.params:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    command.get_help_option = get_help_option
+
+
+def _loaded_when_called(verb: Verb, name: str) -> type[TyperCommand]:
     class Deferred(TyperCommand):
         """Stands in a list of verbs for the real one, and becomes it when it is called."""
 
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-            """The context of the real command, which its group then invokes."""
+            """The context of the real command, which its group then invokes; a shell that completes need not wait."""
+            if extra.get("resilient_parsing"):
+                return stand_in(name).make_context(info_name, args, parent, **extra)
             context = verb.load().make_context(info_name, verb.with_values(args), parent, **extra)
             begin_work(verb.interrupted)
+            if is_verbose():
+                versions = (
+                    f"widemargin {own_version()}, torch {installed_version('torch')}, python {sys.version.split()[0]}"
+                )
+                say(console_for(stderr=True), f"{versions}, {os.cpu_count()} CPUs")
             return context
 
     return Deferred
+
+
+def _volume_options() -> list[Any]:
+    """-q and -v as typer builds them: they may stand before a verb and after it."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def _says(quiet: Quiet = False, verbose: Verbose = False) -> None: ...
+
+    options = [option for option in get_command(app).params if option.name in ("quiet", "verbose")]
+    for option in options:
+        option.expose_value = False  # to the verb's function
+    return options
 
 
 def _version(asked: bool) -> None:
@@ -115,8 +162,10 @@ def _common(
         bool,
         typer.Option("--version", is_eager=True, callback=_version, help="Print the version and a digest of the code."),
     ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    del version
+    del version, quiet, verbose
     IMPORTED.clear()
     for name in modules or []:
         import_own(name)
@@ -166,6 +215,7 @@ WIDEMARGIN = CommandLine(
     "widemargin",
     "Train image classifiers whose decision boundary is far from the data, measure how far, test it under attack.",
     VERBS,
+    completed=True,
     replaced={"results": "python -m paper collect", "bench": "python -m benchmarks step"},
 )
 
@@ -185,11 +235,14 @@ def main(arguments: Sequence[str] | None = None, line: CommandLine = WIDEMARGIN)
 
 def run(arguments: Sequence[str], line: CommandLine = WIDEMARGIN) -> int:
     """Run one command; returns the exit code."""
+    set_volume(USUAL)
     with warnings.catch_warnings():  # which also puts the usual display back
         warnings.showwarning = _display(warnings.showwarning)
         try:
-            code = line.app()(args=list(arguments) or ["--help"], prog_name=line.name, standalone_mode=False)
+            code = line.command()(args=list(arguments) or ["--help"], prog_name=line.name, standalone_mode=False)
         except InputError as error:
+            if is_verbose():
+                traceback.print_exception(error)
             return _refuse(str(error))
         except InterruptionError as interrupt:
             _say(str(interrupt))

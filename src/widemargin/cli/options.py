@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from widemargin.core.schema import LiteralFloat
-from widemargin.core.screen import say
+from widemargin.core.screen import QUIET, VERBOSE, say, set_volume
 from widemargin.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,7 +57,25 @@ ImageSize = Annotated[
     ),
 ]
 Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        callback=lambda asked: asked and set_volume(QUIET),
+        help="Standard error has warnings and mistakes alone: no progress, no notes.",
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        callback=lambda asked: asked and set_volume(VERBOSE),
+        help="Say more: the versions, progress in a log too, where a mistake was found.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 Launcher = Annotated[
     str, typer.Option(help="Where jobs run: local (this machine), slurm (needs submitit) or ray. See docs/clusters.md.")
@@ -152,7 +170,10 @@ NormName = Annotated[
 ]
 StepSize = Annotated[
     str | None,
-    typer.Option(help="PGD's step; unless given the run's own at its own eps, else eps/4.", show_default=False),
+    typer.Option(
+        help="PGD's step; else the run's own where eps is (one of several or not), and eps/4 elsewhere.",
+        show_default=False,
+    ),
 ]
 Dataset = Annotated[str | None, typer.Option(help="Default: what it was trained on.", show_default=False)]
 SplitName = Annotated[str, typer.Option("--split", help="test, or validation: what the run held out.")]

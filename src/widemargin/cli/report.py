@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from widemargin.cli.options import listed
 from widemargin.config.checkpoint import software_versions
 from widemargin.config.toml import to_dict
 from widemargin.core.screen import console_for, say
@@ -23,17 +24,40 @@ def report(
         "report.html"
     ),
     title: Annotated[str | None, typer.Option(help="Default: what is compared.", show_default=False)] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Compare every model with this one, paired on the same images, with intervals.",
+            show_default=False,
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Of the leaderboard, which then is all that .md, .csv and .tex have: data, threat, clean, autoattack, "
+            "pgd, distance, certified, differs.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write one HTML page that needs no network, and its tables as Markdown, CSV and LaTeX; unfinished runs too."""
     written = write_report(
-        folders, out, references=references(), title=title, version=software_versions()["widemargin"]
+        folders,
+        out,
+        references=references(),
+        title=title,
+        version=software_versions()["widemargin"],
+        baseline=baseline,
+        columns=None if columns is None else listed(columns),
     )
     for path in written.files:
         say(console_for(), str(path))
     if written.found.faults:
         first, *more = written.found.faults
         others = f" (and {len(more):,} more)" if more else ""
-        say(console_for(stderr=True), f"not shown: {first}{others}; the page names each")
+        say(console_for(stderr=True, failures=True), f"not shown: {first}{others}; the page names each")
 
 
 def references() -> dict[str, Reference]:

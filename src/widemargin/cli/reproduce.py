@@ -215,6 +215,7 @@ def _close(tasks: Sequence[Task], failures: Sequence[Failure], console: Console)
     if done + len(failures) < len(tasks):
         say(console, f"time is out: {done} of {len(tasks)} done; the same command goes on")
     if failures:
+        console = console_for(stderr=True, failures=True)
         say(console, f"{len(failures)} of {len(tasks)} failed; the same command tries again:")
         for failure in failures:
             say(console, f"  {failure.label}: {failure.why}")

@@ -30,10 +30,10 @@ from widemargin.core.records import sealed
 from widemargin.core.screen import console_for, say, show_table
 from widemargin.distributed.group import check_single_process
 from widemargin.errors import InputError
+from widemargin.jobs.grid import SWEEP, Point, Sweep, parse_grid, words
 from widemargin.jobs.launch import Launcher as JobLauncher
 from widemargin.jobs.launch import job_command, make_launcher, run_jobs
 from widemargin.jobs.status import PlannedJob, planned_training, write_plan
-from widemargin.jobs.sweep import SWEEP, Point, Sweep, parse_grid, words
 from widemargin.recipes import find_recipe
 from widemargin.training.run_folder import Line, read_metrics
 from widemargin.training.trainer import train
@@ -99,6 +99,7 @@ def sweep(
     note_unreached(map(plan.configure, points), console)
     jobs = [_job(plan, point, ["--device", device, "--on-nonfinite", on_nonfinite], data_dir) for point in points]
     write_plan(out, [job.planned(out) for job in jobs])
+    places = {plan.folder(point): f"{number}/{len(points)}" for number, point in enumerate(points, start=1)}
     whys = None if cluster is None else _launched(jobs, cluster, console)
 
     def run_point(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def sweep(
                 raise InputError(whys[folder])
             metrics = read_metrics(folder)
             return _scores(metrics[-1], metrics)
-        say(console, folder.name, style="bold")
+        say(console, f"{places[folder]} {folder.name}", style="bold")
         result = train(config, out=folder, data_dir=data_dir, device=device, console=console, on_nonfinite=on_nonfinite)
         return _scores(result.metrics[-1], result.metrics)
 
@@ -116,7 +117,7 @@ def sweep(
         done, failed = results(study), failures(study, points)
     _show(plan.grid, done, len(points), config.name, out)
     for point, why in failed:
-        say(console, f"failed: {point}: {why}", style="bold red")
+        say(console_for(stderr=True, failures=True), f"failed: {point}: {why}", style="bold red")
     if failed:
         raise typer.Exit(1)
 

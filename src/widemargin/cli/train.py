@@ -4,7 +4,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from widemargin.cli.options import (
     DataDir,
     Device,
     EngineOption,
+    Json,
     OnNonfinite,
     Workers,
     listed,
@@ -27,6 +28,9 @@ from widemargin.integrations import make_tracker
 from widemargin.recipes import find_recipe
 from widemargin.training.trainer import RunResult
 from widemargin.training.trainer import train as train_run
+
+UNFINISHED = 75
+"""The exit code of a run that stopped in good order before its end, as ``EX_TEMPFAIL`` of sysexits.h: try again."""
 
 
 def train(
@@ -85,11 +89,16 @@ def train(
             show_default=False,
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Train a recipe: progress on the screen, config, metrics and checkpoints in the run folder.
 
-    SIGTERM and Ctrl-C stop at a step boundary with a checkpoint; a second Ctrl-C stops at once. Started by torchrun,
-    several processes share every batch: torchrun --nproc-per-node 8 -m widemargin train ...
+    SIGTERM, Ctrl-C and --max-time stop at a step boundary with a checkpoint; a second Ctrl-C stops at once.
+
+    Exit codes: 0 only when the run is done; 75 when it stopped before its end and the same command goes on; 130 after a
+    second Ctrl-C; 2 when something has to be put right first.
+
+    Started by torchrun, several processes share every batch: torchrun --nproc-per-node 8 -m widemargin train ...
     """
     config = with_overrides(find_recipe(recipe).config, [*_model_settings(model), *(settings or [])])
     if init_from is not None:
@@ -115,6 +124,10 @@ def train(
         trackers=trackers,
     )
     say(console, _closing(result, config.epochs, stop))
+    if as_json and is_first_process():
+        typer.echo(json.dumps(_record(result, config.epochs, stop), indent=2))
+    if not result.finished:
+        raise typer.Exit(UNFINISHED)
 
 
 def _model_settings(model: str | None) -> list[str]:
@@ -125,9 +138,29 @@ def _model_settings(model: str | None) -> list[str]:
     return [f"model.kind={prefix}", *([f"model.name={json.dumps(name)}"] if colon else [])]
 
 
+def _stopped_by(result: RunResult, stop: Stop) -> str | None:
+    if result.finished:
+        return None
+    return "time" if stop.received is None else stop.received.name
+
+
+def _record(result: RunResult, epochs: int, stop: Stop) -> dict[str, Any]:
+    """What a program wants to know of how it ended."""
+    return {
+        "folder": str(result.folder),
+        "finished": result.finished,
+        "stopped_by": _stopped_by(result, stop),
+        "epoch": result.epoch,
+        "epochs": epochs,
+        "step": result.step,
+        "last": result.metrics[-1] if result.metrics else None,
+    }
+
+
 def _closing(result: RunResult, epochs: int, stop: Stop) -> str:
     if not result.finished:
-        why = "time is out" if stop.received is None else f"stopped by {stop.received.name}"
+        by = _stopped_by(result, stop)
+        why = "time is out" if by == "time" else f"stopped by {by}"
         inside = f" and {result.step} step{'s' * (result.step > 1)}" if result.step else ""
         return f"{why} after {result.epoch} of {epochs} epochs{inside}; the same command goes on from {result.folder}"
     imports = [part for name in IMPORTED for part in ("--import", name)]  # which this run needs

@@ -123,13 +123,14 @@ def _parse(text: str) -> Any:
 
 def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
     """The dotted keys in which two configurations differ, as "key: ours, theirs"."""
-    left, right = _flat(to_dict(ours)), _flat(to_dict(theirs))
+    left, right = flat(to_dict(ours)), flat(to_dict(theirs))
     keys = [key for key in [*left, *(k for k in right if k not in left)] if left.get(key) != right.get(key)]
     return [f"{key}: {left.get(key)!r} here, {right.get(key)!r} there" for key in keys]
 
 
-def _flat(table: Table, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(table: Table, prefix: str = "") -> dict[str, Any]:
+    """The values of tables of tables by their dotted keys."""
+    found: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

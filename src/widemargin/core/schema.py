@@ -148,7 +148,8 @@ def from_table(cls: type[T], table: Any, kinds: Kinds, *, path: str = "", regist
     hints = typing.get_type_hints(cls)
     for key in table:
         if key not in fields and not (key == "kind" and cls in (*kinds.values(), *registry.values())):
-            raise InputError(f"unknown key {_dotted(path, key)!r}{_nearest(key, fields)}")
+            elsewhere = _elsewhere(cls, key) if not path else ""
+            raise InputError(f"unknown key {_dotted(path, key)!r}{elsewhere or _nearest(key, fields)}")
     values = {
         key: _field_value(fields[key], hints[key], item, kinds, _dotted(path, key))
         for key, item in table.items()
@@ -281,6 +282,18 @@ def required(field: "dataclasses.Field[Any]") -> bool:
 
 def _dotted(path: str, key: str) -> str:
     return f"{path}.{key}" if path else str(key)
+
+
+def _elsewhere(cls: type, key: str) -> str:
+    """Which tables of the configuration have that key, where it has not itself."""
+    found = []
+    for field in table_fields(cls):
+        registered = field.metadata.get(REGISTRY, NO_KINDS).values()
+        parts = (*registered, *_options(typing.get_type_hints(cls)[field.name]))
+        classes = [part for part in parts if dataclasses.is_dataclass(part)]
+        if any(key == inner.name for part in classes for inner in table_fields(part)):
+            found.append(f"{field.name}.{key}")
+    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
 def _nearest(key: str, known: Mapping[str, Any]) -> str:

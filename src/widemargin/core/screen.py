@@ -20,6 +20,10 @@ from rich.text import Text
 
 from widemargin.core.records import visible
 
+QUIET, USUAL, VERBOSE = -1, 0, 1
+_VOLUME = [USUAL]
+"""How much this process says; a command sets it."""
+
 WIDE = 100_000
 """Columns of what is no terminal: nothing is wrapped there."""
 _PASSWORD = re.compile(r"(://[^\s/@:]*:)\S*@|(\b(?:password|passwd|pwd)=)[^\s&'\"]+", re.IGNORECASE)
@@ -35,11 +39,25 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def console_for(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """Standard output, or error; as wide as the terminal, and without limits where it is none."""
+def set_volume(volume: int) -> None:
+    """Quiet: standard error has mistakes and warnings alone. Verbose: it has more."""
+    _VOLUME[0] = volume
+
+
+def is_verbose() -> bool:
+    """Whether a person wants to know more."""
+    return _VOLUME[0] >= VERBOSE
+
+
+def console_for(*, stderr: bool = False, quiet: bool = False, failures: bool = False) -> Console:
+    """Standard output, or error; as wide as the terminal, and without limits where it is none.
+
+    What goes to standard error is silent in a quiet command, unless it tells of ``failures``.
+    """
     stream = sys.stderr if stderr else sys.stdout
     wide = stream is None or not stream.isatty()
-    return Console(stderr=stderr, quiet=quiet, width=WIDE if wide else None)
+    silent = quiet or (stderr and not failures and _VOLUME[0] <= QUIET)
+    return Console(stderr=stderr, quiet=silent, width=WIDE if wide else None)
 
 
 def can_animate(console: Console) -> bool:

@@ -177,9 +177,10 @@ def _by_eps(accuracy: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 def _steps_too_short(settings: EvaluationSettings) -> list[Alarm]:
     """PGD whose step, as it was given, cannot take it to the edge of what it is allowed."""
-    if settings.max_steps is not None or settings.step_size is None:
+    if settings.max_steps is not None:
         return []
-    attacks = [(name, eps, settings.attack(name, eps)) for eps in settings.eps for name in settings.attacks]
+    stepped = [eps for eps in settings.eps if settings.step_at(eps) is not None]
+    attacks = [(name, eps, settings.attack(name, eps)) for eps in stepped for name in settings.attacks]
     return [
         Alarm(
             "steps-too-short",

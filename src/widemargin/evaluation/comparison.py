@@ -138,14 +138,20 @@ def strongest_common(judged: Sequence[JudgedImages]) -> str:
     """AutoAttack, else the strongest PGD, else the attack (no part of one) under which the fewest images stay right."""
     common = [name for name in judged[0].verdicts if all(name in one.verdicts for one in judged)]
     attacked = [name for name in common if name != "clean" and not name.startswith("autoattack/")]
-    for strongest in _STRONGEST:
-        if strongest in attacked:
-            return strongest
     if not attacked:
         raise InputError(
             "compare: the evaluations have no attack in common; name with --by what they share: clean, ..."
         )
-    return min(attacked, key=lambda name: sum(float(one.verdicts[name].sum()) for one in judged))
+    return strongest_of(attacked, judged)
+
+
+def strongest_of(attacks: Sequence[str], judged: Sequence[JudgedImages]) -> str:
+    """The same of these attacks, by which all were judged; each may have its eps behind it."""
+    for strongest in _STRONGEST:
+        for name in attacks:
+            if name.partition("@")[0] == strongest:
+                return name
+    return min(attacks, key=lambda name: sum(float(one.verdicts[name].sum()) for one in judged))
 
 
 def _check_same_images(judged: Sequence[JudgedImages]) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def evaluate(
     attacks: Any = ("clean", "pgd20", "autoattack"),
     eps: float | str | Sequence[float | str] = 8 / 255,
     norm: Norm = "linf",
-    step_size: float | None = None,
+    step_size: float | Mapping[float | str, float] | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     *,
@@ -107,9 +107,10 @@ def evaluate(
     A batch may be a dictionary, too (``data/unpacking.py``).
 
     ``attacks`` are names, attacks such as ``PGD(...)``, functions ``(model, x, y) -> x_adv``, or pairs of a name and
-    one (``own_attacks.py``). FGSM and PGD start at the image and attack every example; AutoAttack's parts attack the
-    survivors of the parts before. ``search="tf32"`` lets attacks search faster on a GPU, ``"folded"`` and
-    ``"bfloat16"`` on a CPU; what they find is checked in float32.
+    one (``own_attacks.py``). FGSM and PGD start at the image and attack every example, PGD with steps of eps/4 unless
+    ``step_size`` says otherwise (for all eps, or by eps); AutoAttack's parts attack the survivors of the parts before.
+    ``search="tf32"`` lets attacks search faster on a GPU, ``"folded"`` and ``"bfloat16"`` on a CPU; what they find is
+    checked in float32.
     ``certify``, of all images or of so many first ones, adds radii that are proven (``certified_margin``).
     With ``out`` every finished piece is written down: the same call goes on where it stopped, another one adds what is
     missing of what it asks for. The model, its mode, its gradients and the global random state are left as they were.
@@ -122,12 +123,14 @@ def evaluate(
     with outside_inference_mode(), evaluation_processes(store.folder, share) as group:
         with group.sync_errors():
             names, own = named_attacks(attacks)
+            steps = step_size if isinstance(step_size, Mapping) else {}
             settings = EvaluationSettings(
                 attacks=names,
                 own=own,
                 eps=radii(eps),
                 norm=norm,
-                step_size=None if step_size is None else number("step_size", step_size),
+                step_size=None if step_size is None or step_size is steps else number("step_size", step_size),
+                own_steps=tuple((number("eps", at), number("step_size", step)) for at, step in steps.items()),
                 seed=seed,
                 shard_size=shard_size,
                 batch_size=batch_size,

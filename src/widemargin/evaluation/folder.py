@@ -35,6 +35,8 @@ IN_MEMORY = "tensors in memory"
 AGAIN = "evaluate again, which makes it anew from the shards"
 COLUMNS = 1000
 """Accuracies of one evaluation: some attacks at some eps."""
+CLASSES = 100_000
+"""That a label may tell apart."""
 Kind = Literal["evaluation", "reproduction"]
 
 
@@ -128,6 +130,8 @@ class Evaluation(ModelInfo):
     search: str = "float32"
     """The arithmetic in which attacks searched."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
+    classes: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """By attack, the accuracy in percent of each class; None of one without images."""
     curves: Mapping[str, Sequence[tuple[Radius, float]]] = field(default_factory=dict)
     margins: Sequence[Margins] = ()
     margin_norm: str = "linf"
@@ -214,6 +218,7 @@ def _evaluation(folder: Path, report: Fields, faults: list[str] | None) -> Evalu
         attacks=report.texts("attacks"),
         search=_search(report),
         accuracy=accuracies(report.table("accuracy")),
+        classes=_classes(report.table("classes").table("accuracy")),
         curves=curves(report.table("curves")),
         margins=[margins(report.table("margins").table(of), of, margin_norm) for of in report.table("margins").values],
         margin_norm=margin_norm,
@@ -247,6 +252,21 @@ def accuracies(table: Fields) -> dict[str, float]:
     if len(table.values) > COLUMNS:
         raise InputError(f"{table.path} holds {len(table.values):,} accuracies, more than {COLUMNS:,}")
     return table.percents()
+
+
+def _classes(table: Fields) -> dict[str, list[float | None]]:
+    """Of so few attacks and classes as a file of ours can have."""
+    if len(table.values) > COLUMNS or any(len(table.list(name)) > CLASSES for name in table.values):
+        raise InputError(
+            f"{table.path} has more classes than {CLASSES:,}, or accuracies of more than {COLUMNS:,} attacks"
+        )
+    return {
+        name: [
+            Fields(table.path, {"share": share}, f"{table.prefix}{name}: ").percent("share")
+            for share in table.list(name)
+        ]
+        for name in table.values
+    }
 
 
 def margins(row: Fields, of: str, norm: str) -> Margins:

@@ -28,11 +28,12 @@ BOUND = (
 def begun_with(model: nn.Module, settings: EvaluationSettings, subject: ModelInfo) -> Record:
     """What ``settings.json`` holds: the identity, and the attacks and eps that it was begun with."""
     sizes = [float(eps) for eps in settings.eps]
+    step = settings.step_at(sizes[0]) if len(sizes) == 1 else settings.step_size
     table: Record = {
         "attacks": list(settings.attacks),
         "eps": [eps_text(eps) for eps in settings.eps],
         "radii": sizes,
-        "step_size": None if [settings.step_size] == [size / 4 for size in sizes] else settings.step_size,
+        "step_size": None if [step] == [size / 4 for size in sizes] else step,
         "distance": settings.distance or False,
         "margins": settings.margins,
         "sanity": settings.sanity,

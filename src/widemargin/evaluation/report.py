@@ -198,11 +198,12 @@ class Report:
         return table | {key: value for key, value in more.items() if value is not None}
 
     def _step_size(self) -> float | None:
-        """As given; eps/4 for one eps; None for several, each of which has its own eps/4."""
+        """As given; eps/4 for one eps; None for several, with eps/4 where columns say no more."""
         settings = self.settings
-        if settings.step_size is not None:
-            return float(settings.step_size)
-        return self.eps[0].value / 4 if len(self.eps) == 1 else None
+        if len(self.eps) == 1:
+            step = settings.step_at(self.eps[0].value)
+            return self.eps[0].value / 4 if step is None else float(step)
+        return None if settings.step_size is None else float(settings.step_size)
 
     def _margins(self) -> dict[str, Any] | None:
         if self.margin is None:

@@ -29,12 +29,16 @@ SHARD_SIZE, BATCH_SIZE = 500, 250
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """Attacks by name, at each eps, some the user's own; ``step_size=None`` means eps/4 for each eps."""
+    """Attacks by name, at each eps, some the user's own; ``step_size=None`` means eps/4 for each eps.
+
+    ``own_steps`` are pairs of an eps and the step there, in place of ``step_size``.
+    """
 
     attacks: tuple[str, ...]
     eps: tuple[float, ...]
     norm: Norm = "linf"
     step_size: float | None = None
+    own_steps: tuple[tuple[float, float], ...] = ()
     seed: int = 0
     shard_size: int = SHARD_SIZE
     batch_size: int = BATCH_SIZE
@@ -61,6 +65,9 @@ class EvaluationSettings:
             raise InputError(f"evaluate.attacks must name each attack once, got {list(self.attacks)}")
         if not self.eps or min(len(set(map(spell, self.eps))) for spell in (float, eps_text)) != len(self.eps):
             raise InputError(f"evaluate.eps must be one radius or several different ones, got {list(self.eps)}")
+        for eps, _ in self.own_steps:
+            if float(eps) not in map(float, self.eps):
+                raise InputError(f"evaluate.step_size: there is no eps {eps_text(eps)} here, only {list(self.eps)}")
         for eps in self.eps:
             make_threat(self.norm, eps)
             for name in self.attacks:
@@ -102,6 +109,10 @@ class EvaluationSettings:
             self.distance is not None or bool({AUTOATTACK, *AUTOATTACK_PARTS} & {*self.attacks})
         )
 
+    def step_at(self, eps: float) -> float | None:
+        """PGD's step at that eps, where one was given."""
+        return next((step for own, step in self.own_steps if float(own) == float(eps)), self.step_size)
+
     def own_attack(self, name: str) -> OwnAttack | None:
         """The user's own attack of that name."""
         return next((own for own in self.own if own.name == name), None)
@@ -110,7 +121,7 @@ class EvaluationSettings:
         """The gradient attack of that name; None for "clean", for AutoAttack and its parts, and for the user's own."""
         if name in ("clean", AUTOATTACK, *AUTOATTACK_PARTS) or self.own_attack(name) is not None:
             return None
-        attack = attack_named(name, eps=eps, step_size=self.step_size, norm=self.norm)
+        attack = attack_named(name, eps=eps, step_size=self.step_at(eps), norm=self.norm)
         if isinstance(attack, PGD | StrongestPGD) and self.max_steps is not None and attack.steps > self.max_steps:
             return replace(attack, steps=self.max_steps)
         return attack
@@ -122,7 +133,7 @@ class EvaluationSettings:
         own = self.own_attack(name)
         if own is not None and own.eps is not None:
             return Column(attack=name, radius=float(own.eps), code=own.code, written=eps_text(own.eps), own_eps=True)
-        step = None if own is not None else step_of(name, float(eps), self.step_size)
+        step = None if own is not None else step_of(name, float(eps), self.step_at(eps))
         code = "" if own is None else own.code
         return Column(attack=name, radius=float(eps), step_size=step, code=code, written=eps_text(eps))
 

@@ -49,14 +49,17 @@ def title_of(record: Mapping[str, Any]) -> str:
     radii = ", ".join(_spelled(eps) for eps in record["eps"])
     is_default = step is None or step == record["eps"][0]["value"] / 4
     size = "eps/4" if is_default else f"{step:g}"
+    if step is None:
+        own = {each["eps"]: each["step_size"] for each in record["columns"].values() if "step_size" in each}
+        size += "".join(f" ({step:g} at {eps})" for eps, step in own.items())
     steps = f"; step {size}" if any(name.startswith("pgd") for name in record["attacks"]) else ""
     return f"{title}; {record['norm']} eps {radii}{steps}; seed {record['seed']}"
 
 
 def _spelled(eps: Mapping[str, Any]) -> str:
-    """As written, with its value where that is another spelling."""
+    """As written, with its value where that is a fraction."""
     value = f"{eps['value']:.6g}"
-    return value if eps["written"] == value else f"{eps['written']} = {value}"
+    return f"{eps['written']} = {value}" if "/" in eps["written"] else str(eps["written"])
 
 
 def measured_lines(record: Mapping[str, Any]) -> list[str]:

@@ -122,7 +122,7 @@ def _checkpoint_file(path: Path) -> Path:
     if path.is_file():
         if path.suffix in PICKLED:
             raise InputError(
-                f"{path} is no checkpoint of a run; weights from elsewhere are judged by widemargin evaluate alone"
+                f"{path} is no checkpoint of a run; weights from elsewhere are for evaluate, margins and check"
             )
         return path
     for name in (BEST, LAST):
@@ -136,9 +136,7 @@ def _checkpoint_file(path: Path) -> Path:
     if path.is_dir():
         raise InputError(f"the folder {path} holds no {BEST} or {LAST}; is it a run folder, and has an epoch finished?")
     if ":" in path.name:
-        raise InputError(
-            f"{path} looks like a factory of yours; widemargin evaluate takes it, and measures its margins too"
-        )
+        raise InputError(f"{path} looks like a factory of yours; those are for widemargin evaluate, margins and check")
     raise InputError(f"{path} does not exist; give a run folder (what --out named) or a checkpoint file")
 
 

@@ -148,6 +148,7 @@ def run_jobs(
     left = [work for work in waiting if not work.done]
     running: list[tuple[W, Attempt]] = []
     failures: list[Failure] = []
+    ended = len(waiting) - len(left)
     stop = Stop()
     try:
         with stop.handle_signals():
@@ -166,7 +167,8 @@ def run_jobs(
                 for work, attempt in list(running):
                     if (ending := attempt.poll()) is not None:
                         running.remove((work, attempt))
-                        failures += _told(work, ending, console)
+                        ended += 1
+                        failures += _told(work, ending, f"{work.label}, {ended} of {len(waiting)}", console)
                 time.sleep(POLL_SECONDS if launcher.room < float("inf") else 10 * POLL_SECONDS)
     finally:  # a second Ctrl-C, or a mistake of ours
         if not launcher.outlives:
@@ -183,10 +185,10 @@ def _first(
     return next((work for work in left if may_begin(work, left, under_way)), None)
 
 
-def _told(work: Work, ending: Ending, console: Console) -> list[Failure]:
-    """What became of it, in a line; its failure, if it is one."""
+def _told(work: Work, ending: Ending, label: str, console: Console) -> list[Failure]:
+    """What became of it, in a line that begins with ``label``; its failure, if it is one."""
     if work.done or ending.stopped:
-        say(console, f"{work.label}: {'done' if work.done else 'stopped; it can go on'}")
+        say(console, f"{label}: {'done' if work.done else 'stopped; it can go on'}")
         return []
-    say(console, f"{work.label}: FAILED: {ending.why}")
+    say(console, f"{label}: FAILED: {ending.why}")
     return [Failure(work.label, ending.why)]

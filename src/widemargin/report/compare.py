@@ -258,7 +258,8 @@ def notes_of_evaluation(evaluation: Evaluation, run: Run | None, reference: Refe
         notes.append("judged on held-out images")
     elif evaluation.finished and evaluation.count is not None and whole is not None and evaluation.count < whole:
         notes.append(f"judged on the first {evaluation.count:,} of {whole:,} test images")
-    notes += differences(settings_of(evaluation, run), reference)
+    if reference is not None and reference.note and settings_of(evaluation, run):
+        notes.append(reference.note)
     if evaluation.quick or reference is None:
         return notes
     if why := why_not_compared(evaluation, run, reference):
@@ -296,15 +297,13 @@ def settings_of(evaluation: Evaluation, run: Run | None) -> Settings:
     return evaluation.config or (run.config if run is not None else {})
 
 
-def differences(settings: Settings, reference: Reference | None) -> list[str]:
-    """The recipe's own note, and which of its settings were changed."""
+def differs_from(settings: Settings, reference: Reference | None) -> str:
+    """Which settings of the recipe were changed, as the options that change them; empty where none is."""
     if reference is None or not settings:
-        return []
+        return ""
     found = changes(settings, reference.settings)
     changed = [shortened(change, 200) for change in found if not change.startswith(HARMLESS)]
-    shown = ", ".join(changed[:MANY]) + (f" and {len(changed) - MANY} more" if len(changed) > MANY else "")
-    note = [reference.note] if reference.note else []
-    return note + ([f"changed from the recipe: {shown}"] if changed else [])
+    return ", ".join(changed[:MANY]) + (f" and {len(changed) - MANY} more" if len(changed) > MANY else "")
 
 
 def _attacked_otherwise(evaluation: Evaluation, reference: Reference) -> list[str]:

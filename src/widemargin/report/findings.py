@@ -18,8 +18,8 @@ from widemargin.core.records import Fields, attempted, read_json, visible
 from widemargin.errors import InputError
 from widemargin.evaluation.folder import REPORT, Evaluation, Radius, accuracies, margins, read_evaluation
 from widemargin.evaluation.unfinished import is_unfinished_evaluation, read_unfinished
+from widemargin.jobs.grid import POINTS, SWEEP
 from widemargin.jobs.job import RESULT
-from widemargin.jobs.sweep import POINTS, SWEEP
 from widemargin.report.runs import Run, is_run, read_run
 from widemargin.report.sweeps import Sweep, read_sweep
 
@@ -117,6 +117,7 @@ def _joined(job: Evaluation, part: Evaluation) -> Evaluation:
         attacks=list(dict.fromkeys([*job.attacks, *part.attacks])),
         search=part.search,
         accuracy={**job.accuracy, **part.accuracy},
+        classes={**job.classes, **part.classes},
         curves={**job.curves, **part.curves},
         margins=[*job.margins, *(margins for margins in part.margins if (margins.of, margins.norm) not in known)],
         margin_norm=part.margin_norm if part.examples else job.margin_norm,
@@ -231,17 +232,23 @@ class Findings:
     """Why a file could not be shown, a line each."""
 
     def labels(self) -> list[str]:
-        """Every label once, in order; a label's place here is its color."""
+        """Every label once, in order."""
         names = [*(run.label for run in self.runs), *(evaluation.label for evaluation in self.evaluations)]
         return list(dict.fromkeys(names))
 
     def color(self, label: str) -> int:
-        """The number of a label's color, the same in every figure."""
+        """The number of the color of the model behind a label, the same in every figure."""
         return self._colors[label]
 
     @cached_property
     def _colors(self) -> dict[str, int]:
-        return {label: number for number, label in enumerate(self.labels())}
+        """A run and all that judged it have one color, and so has all that judged the same weights."""
+        keys: dict[str, object] = {run.label: run.folder for run in self.runs}
+        for evaluation, run in zip(self.evaluations, owners_of(self.evaluations, self.runs), strict=True):
+            own = evaluation.checkpoint or evaluation.label
+            keys.setdefault(evaluation.label, own if run is None else run.folder)
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
+        return {label: numbers[key] for label, key in keys.items()}
 
 
 def search(folders: Sequence[Path]) -> Findings:

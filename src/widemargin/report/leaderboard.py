@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from widemargin.errors import InputError
 from widemargin.evaluation.comparison import student_t, wilson
 from widemargin.evaluation.folder import Evaluation, Radius
-from widemargin.report.compare import Reference, References, differences, settings_of
+from widemargin.report.compare import Reference, References, differs_from, settings_of
 from widemargin.report.findings import Findings, owners_of
 from widemargin.report.page import Parts
 from widemargin.report.runs import Run
@@ -68,6 +69,14 @@ class Model:
                 if same and wanted(attack):
                     yield attack, accuracy, e
 
+    def class_shares(self) -> Iterable[tuple[str, float, Sequence[float | None]]]:
+        """(attack, accuracy, accuracy by class), the same."""
+        for e in self.evaluations:
+            for written, shares in e.classes.items():
+                attack, radius = e.radius_of(written)
+                if written in e.accuracy and (attack == CLEAN or self.threat == (e.norm, radius)):
+                    yield attack, e.accuracy[written], shares
+
 
 @dataclass(frozen=True)
 class Number:
@@ -89,21 +98,46 @@ class Standing:
     differs: str
 
 
-def ranking(found: Findings, references: References) -> Parts:
-    """A table with a row a model; nothing where nothing was judged."""
+def ranking(found: Findings, references: References, wanted: Sequence[str] | None = None) -> Parts:
+    """A table with a row a model; nothing where nothing was judged. ``wanted`` columns, or all that say something."""
     rows = standings(models(found), references)
     if not rows:
         return []
-    known = [column for column in NUMBERS if any(mean_of(row, column) is not None for row in rows)]
-    columns: Columns[Standing] = [
-        ("Model", _name),
-        (Head("Data", minor=True), lambda row: row.data),
-        (Head("Threat", minor=True), lambda row: row.threat or None),
-        *((column.head, partial(_entry, column, _best(rows, column))) for column in known),
-    ]
-    if any(row.differs for row in rows):
-        columns = [*columns, (Head("Differs from its recipe", minor=True), lambda row: row.differs or None)]
+    every: dict[str, tuple[Head, Callable[[Standing], str | Entry | None]]] = {
+        "data": (Head("Data", minor=wanted is None), lambda row: row.data),
+        "threat": (Head("Threat", minor=wanted is None), lambda row: row.threat or None),
+        **{name: (column.head, partial(_entry, column, _best(rows, column))) for name, column in NUMBERS.items()},
+        "differs": (Head("Differs from its recipe", minor=wanted is None), lambda row: row.differs or None),
+    }
+    check_columns(wanted or ())
+    said = [name for name, (_, entry) in every.items() if any(entry(row) is not None for row in rows)]
+    columns: Columns[Standing] = [("Model", _name), *(every[name] for name in wanted or said)]
     return [Table.of("Leaderboard", rows, columns, notes=[NOTE], kind="ranking")]
+
+
+def check_columns(wanted: Sequence[str]) -> None:
+    """Refuse what is no column of the leaderboard."""
+    for name in wanted:
+        if name not in COLUMNS or list(wanted).count(name) > 1:
+            raise InputError(f"--columns: {name!r} is given twice or is no column; there are {', '.join(COLUMNS)}")
+
+
+def numbers_of(found: Findings, references: References, wanted: Sequence[str]) -> Table:
+    """The same table for machines: each number with the ends of its interval, unrounded, in columns of their own."""
+    rows = standings(models(found), references)
+    words = {"data": lambda row: row.data, "threat": lambda row: row.threat, "differs": lambda row: row.differs}
+    heads, entries = [Head("model"), Head("seeds")], [[Entry(r.label), Entry(str(len(r.models)))] for r in rows]
+    for name in wanted:
+        column = NUMBERS.get(name)
+        heads += [Head(name)] if column is None else [Head(name), Head(f"{name}_low"), Head(f"{name}_high")]
+        for cells, row in zip(entries, rows, strict=True):
+            if column is None:
+                cells.append(Entry(words[name](row)))
+                continue
+            found_numbers = [number for model in row.models if (number := column.number(model)) is not None]
+            mean, half = mean_of(row, column), interval(column, found_numbers)
+            cells += [Entry("" if value is None else f"{value:.6g}") for value in (mean, *(half or (None, None)))]
+    return Table(title="Leaderboard", heads=heads, rows=entries)
 
 
 NOTE = (
@@ -153,13 +187,11 @@ def _standing(members: Sequence[Model], reference: Reference | None) -> Standing
     label = f"{quick}{model.name}" if len(members) > 1 or first.name else first.label
     threat = "" if model.threat is None else f"{norm_title(model.threat[0])} {model.threat[1].written}"
     split = "" if first.split == "test" else f", {first.split}"
-    changed = [said for said in differences(model.settings, reference) if said.startswith("changed from")]
-    differs = changed[0].partition(": ")[2] if changed else ""
-    return Standing(label, f"{first.data}{split}", threat, members, differs)
+    return Standing(label, f"{first.data}{split}", threat, members, differs_from(model.settings, reference))
 
 
 def _rank(row: Standing) -> tuple[object, ...]:
-    values = [mean_of(row, column) for column in NUMBERS]
+    values = [mean_of(row, column) for column in NUMBERS.values()]
     clean, autoattack, pgd, *_ = (-1.0 if value is None else value for value in values)
     return row.data, row.threat, -autoattack, -pgd, -clean
 
@@ -212,19 +244,32 @@ class Column:
         return f"{value:.2f}" if self.is_share else f"{value:.4g}"
 
 
-NUMBERS = (
-    Column(Head("Clean", "%"), clean),
-    Column(Head("AutoAttack", "%"), autoattack),
-    Column(Head("Strongest PGD", "%"), strongest_pgd),
-    Column(Head("Distance found", "median"), distance, is_share=False),
-    Column(Head("Certified", "median"), certified, is_share=False),
-)
+NUMBERS = {
+    "clean": Column(Head("Clean", "%"), clean),
+    "autoattack": Column(Head("AutoAttack", "%"), autoattack),
+    "pgd": Column(Head("Strongest PGD", "%"), strongest_pgd),
+    "distance": Column(Head("Distance found", "median"), distance, is_share=False),
+    "certified": Column(Head("Certified", "median"), certified, is_share=False),
+}
+COLUMNS = ("data", "threat", *NUMBERS, "differs")
+"""By the names in which a person asks for them."""
 
 
 def mean_of(row: Standing, column: Column) -> float | None:
     """Over the seeds that have it."""
     values = [found.value for model in row.models if (found := column.number(model)) is not None]
     return statistics.fmean(values) if values else None
+
+
+def interval(column: Column, found: Sequence[Number]) -> tuple[float, float] | None:
+    """The ends of the 95% interval: over the seeds, or of one over its images; None where neither says anything."""
+    values = [number.value for number in found]
+    if len(values) > 1:
+        half = student_t(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+        return statistics.fmean(values) - half, statistics.fmean(values) + half
+    if values and column.is_share and (images := found[0].images) and images >= FEW:
+        return wilson(round(values[0] * images / 100), images)
+    return None
 
 
 def _best(rows: Sequence[Standing], column: Column) -> Mapping[tuple[str, str], str]:
@@ -252,12 +297,10 @@ def _entry(column: Column, best: Mapping[tuple[str, str], str], row: Standing) -
         return None
     values = [number.value for number in found]
     said = [found[0].said] if found[0].said and len({number.said for number in found}) == 1 else []
-    if len(values) > 1:
-        half = student_t(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-        said.insert(0, f"± {half:.2f}" if column.is_share else f"± {half:.2g}")
-    elif column.is_share and (images := found[0].images) and images >= FEW:
-        low, high = wilson(round(values[0] * images / 100), images)
-        said.insert(0, f"{low:.1f} to {high:.1f}")
+    if (ends := interval(column, found)) is not None:
+        half = (ends[1] - ends[0]) / 2
+        over_seeds = f"± {half:.2f}" if column.is_share else f"± {half:.2g}"
+        said.insert(0, over_seeds if len(values) > 1 else f"{ends[0]:.1f} to {ends[1]:.1f}")
     if len(values) < len(row.models):
         said.append(f"of {counted(len(values), 'seed')}")
     text = column.text(statistics.fmean(values))

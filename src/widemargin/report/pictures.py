@@ -31,6 +31,7 @@ _SETTINGS: dict[Any, Any] = {
     "axes.titlesize": 11,
     "figure.dpi": 150,
     "legend.frameon": False,
+    "svg.hashsalt": "widemargin",
 }
 
 
@@ -42,9 +43,11 @@ def styled() -> Iterator[None]:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write the figure as PNG, whole or not at all."""
+    """Write the figure as what the file is named (.png, .pdf or .svg), whole or not at all; the same bytes again."""
+    kind = path.suffix.removeprefix(".")
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
     with styled():
-        write_atomic(path, lambda partial: figure.savefig(partial, format="png", bbox_inches="tight"))
+        write_atomic(path, lambda partial: figure.savefig(partial, format=kind, bbox_inches="tight", metadata=undated))
 
 
 def draw_margins(axes: Axes, margins: dict[str, Tensor], *, unit: str) -> None:

@@ -10,13 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 from widemargin.evaluation.folder import Evaluation, Radius
 from widemargin.report.compare import (
     Cell,
     Reference,
     References,
-    differences,
+    differs_from,
     notes_of_evaluation,
     settings_of,
     state,
@@ -26,7 +27,16 @@ from widemargin.report.compare import (
 from widemargin.report.findings import Findings, owners_of, unique
 from widemargin.report.runs import Run
 from widemargin.report.tables import Columns, Entry, Head, Table
-from widemargin.report.wording import MARGIN, MARGIN_TRAIN, ROBUST, attack_title, margin_places, minus, norm_title
+from widemargin.report.wording import (
+    MARGIN,
+    MARGIN_TRAIN,
+    ROBUST,
+    attack_title,
+    listed,
+    margin_places,
+    minus,
+    norm_title,
+)
 
 _ORDER = ("clean", "fgsm", "pgd", "", "autoattack", ROBUST, MARGIN, MARGIN_TRAIN)
 
@@ -91,6 +101,8 @@ class Row:
     kind: str
     data: str
     cells: Mapping[Measure, Cell]
+    differs: str = ""
+    """From its recipe."""
     notes: Sequence[str] = ()
     source: str = ""
     images: int | None = None
@@ -144,6 +156,7 @@ def _of_evaluation(evaluation: Evaluation, run: Run | None, references: Referenc
         images=evaluation.count,
         data=evaluation.data,
         cells=cells,
+        differs=differs_from(settings_of(evaluation, run), reference),
         notes=notes_of_evaluation(evaluation, run, reference),
         source=reference.source if reference else "",
     )
@@ -171,13 +184,15 @@ def _of_run(run: Run, references: References, *, begun: bool) -> Row:
         if curve
     }
     why = "no image is judged yet" if begun else "not evaluated"
-    notes = [f"{why}: as watched in training", *state(run), *differences(run.config, reference)]
+    notes = [f"{why}: as watched in training", *state(run)]
+    notes += [reference.note] if reference is not None and reference.note else []
     notes += [f"{less}, so it is not compared with the paper"] if less and cells else []
     return Row(
         label=run.label,
         kind="run",
         data=run.data,
         cells=cells,
+        differs=differs_from(run.config, reference),
         notes=notes,
         source=reference.source if reference and cells else "",
     )
@@ -219,6 +234,7 @@ def _mean(label: str, rows: Sequence[Row]) -> Row:
         data=rows[0].data,
         images=rows[0].images if len({row.images for row in rows}) == 1 else None,
         cells=cells,
+        differs=rows[0].differs if len({row.differs for row in rows}) == 1 else "",
         notes=["± over seeds", *(note for note in rows[0].notes if all(note in row.notes for row in rows))],
         source=rows[0].source,
     )
@@ -236,16 +252,54 @@ def _results_table(found: Results, *, alone: bool) -> Table:
     if any(measure.is_margin for measure in found.measures):
         said.append("Margins: mean ± standard deviation over correctly classified images, pixels in [0, 1].")
     columns: Columns[Row] = [
-        ("Run", _row_name),
+        ("Run", partial(_row_name, _remarks(found.rows))),
         *((Head(measure.title, measure.detail), partial(_number_entry, measure)) for measure in found.measures),
     ]
-    notes = [" ".join(said), *(f"{row.label}: {'; '.join(row.notes)}." for row in found.rows if row.notes)]
+    if any(row.differs for row in found.rows):
+        columns = [*columns, (Head("Differs from its recipe", minor=True), lambda row: row.differs or None)]
+    remarks = _remarks(found.rows)
+    notes = [" ".join(said), *(one.text(of_all=len(one.rows) == len(found.rows) > 1) for one in remarks)]
     return Table.of("Results" if alone else f"On {found.data or 'unnamed data'}", found.rows, columns, notes=notes)
 
 
-def _row_name(row: Row) -> Entry:
+FEW = 3
+"""A note on more rows than these does not name them: they bear its mark."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What must be known of the same rows, said once; with a mark where the rows are many, but not all."""
+
+    rows: Sequence[str]
+    notes: Sequence[str]
+    mark: str = ""
+
+    def text(self, *, of_all: bool) -> str:
+        """As a line below the table."""
+        whose = "All" if of_all else self.mark or listed(self.rows)
+        return f"{whose}: {'; '.join(self.notes)}."
+
+
+def _remarks(rows: Sequence[Row]) -> list[Remark]:
+    owners: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        for note in row.notes:
+            owners[note].append(row.label)
+    together: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for note, labels in owners.items():
+        together[tuple(labels)].append(note)
+    marks = (f"[{number}]" for number in count(1))
+    return [
+        Remark(labels, notes, next(marks) if FEW < len(labels) < len(rows) else "")
+        for labels, notes in together.items()
+    ]
+
+
+def _row_name(remarks: Sequence[Remark], row: Row) -> Entry:
     compared = row.source and any(cell.paper is not None for cell in row.cells.values())
-    return Entry(row.label, (f"paper: {row.source}",) if compared else ())
+    marks = "".join(remark.mark for remark in remarks if row.label in remark.rows)
+    said = (f"paper: {row.source}" if compared else "", marks)
+    return Entry(row.label, tuple(filter(None, said)))
 
 
 def _number_entry(measure: Measure, row: Row) -> Entry | None:

@@ -10,7 +10,7 @@ from typing import Any
 from widemargin.config.checkpoint import CONFIG
 from widemargin.core.records import Fields, read_json, shortened
 from widemargin.errors import InputError
-from widemargin.jobs.sweep import POINTS, SWEEP
+from widemargin.jobs.grid import POINTS, SWEEP
 from widemargin.report.runs import read_config
 from widemargin.report.tables import Entry, Head, Table
 
@@ -113,10 +113,14 @@ def _tile(scores: Mapping[tuple[str, ...], float], point: tuple[str, ...]) -> En
     if score is None:
         return Entry("-")
     low, high = min(scores.values()), max(scores.values())
-    share = (score - low) / (high - low) if high > low else 0.5
+    return Entry(f"{score:.2f}", style=tile_style((score - low) / (high - low) if high > low else 0.5))
+
+
+def tile_style(share: float) -> str:
+    """The color of a tile, from the lowest (0) to the highest (1), and words that can be read on it."""
     mixed = [round(a + (b - a) * share) for a, b in zip(LOW, HIGH, strict=True)]
     color = "#000" if luminance(mixed) > 0.179 else "#fff"
-    return Entry(f"{score:.2f}", style=f"background: rgb({', '.join(map(str, mixed))}); color: {color}")
+    return f"background: rgb({', '.join(map(str, mixed))}); color: {color}"
 
 
 def luminance(color: list[int]) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
 T = TypeVar("T")
-Kind = Literal["numbers", "words", "heat", "ranking"]
+Kind = Literal["numbers", "words", "heat", "ranking", "classes"]
 
 
 @dataclass(frozen=True)

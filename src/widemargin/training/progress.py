@@ -1,12 +1,16 @@
 """What a person sees while a run goes on: a bar with loss, speed and time left, and a line per epoch."""
 
+import time
 from collections.abc import Mapping
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from widemargin.core.screen import printable, say
+from widemargin.core.screen import is_verbose, printable, say
+
+LOG_SECONDS = 30.0
+"""Between two lines on an epoch under way, in a log of a verbose command."""
 
 
 class TrainingDisplay:
@@ -27,6 +31,7 @@ class TrainingDisplay:
         self._task = self._progress.add_task(
             printable(name), total=total_steps, completed=done_steps, loss="", speed=""
         )
+        self._logs, self._logged = is_verbose() and not console.is_terminal, time.monotonic()
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -37,7 +42,9 @@ class TrainingDisplay:
 
     @property
     def shown(self) -> bool:
-        """Whether anybody can see the bar."""
+        """Whether anybody can see the bar, or the next line in a log is due."""
+        if self._logs:
+            return time.monotonic() - self._logged >= LOG_SECONDS
         return not (self._progress.disable or self._progress.console.quiet)
 
     def advance(self) -> None:
@@ -46,7 +53,11 @@ class TrainingDisplay:
 
     def show(self, *, loss: float, images_per_second: float) -> None:
         """Refresh the loss and the speed."""
-        self._progress.update(self._task, loss=f"loss {loss:.4f}", speed=f"{images_per_second:,.0f} images/s")
+        told, speed = f"loss {loss:.4f}", f"{images_per_second:,.0f} images/s"
+        self._progress.update(self._task, loss=told, speed=speed)
+        if self._logs:
+            self._logged, task = time.monotonic(), self._progress.tasks[0]
+            say(self._progress.console, f"step {task.completed:,.0f} of {task.total:,.0f}  {told}  {speed}")
 
     def busy(self, what: str) -> None:
         """Say what is going on between epochs."""
