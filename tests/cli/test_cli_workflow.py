@@ -23,9 +23,9 @@ from widemargin.cli import main as main_module
 from widemargin.cli import margins as margins_module
 from widemargin.cli.main import VERBS, CommandLine
 from widemargin.cli.margins import own_attack
-from widemargin.cli.train import UNFINISHED
 from widemargin.config import EMRConfig
 from widemargin.config.toml import read_toml, to_toml
+from widemargin.core.child_process import UNFINISHED
 from widemargin.core.versions import own_version
 from widemargin.data import in_order, load
 from widemargin.evaluation import load_target, measure_margins, percent, verdicts

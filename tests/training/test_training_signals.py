@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from faults import COMMAND
-from widemargin.cli.train import UNFINISHED
 from widemargin.config.checkpoint import load_checkpoint
 from widemargin.config.toml import to_toml
+from widemargin.core.child_process import UNFINISHED
 from widemargin.core.signals import StopNowError
 from widemargin.training import Stop, train
 

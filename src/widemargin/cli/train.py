@@ -21,6 +21,7 @@ from widemargin.cli.options import (
     seconds,
 )
 from widemargin.config.toml import with_overrides
+from widemargin.core.child_process import UNFINISHED
 from widemargin.core.screen import console_for, say
 from widemargin.core.signals import Stop
 from widemargin.distributed.group import is_first_process
@@ -28,9 +29,6 @@ from widemargin.integrations import make_tracker
 from widemargin.recipes import find_recipe
 from widemargin.training.trainer import RunResult
 from widemargin.training.trainer import train as train_run
-
-UNFINISHED = 75
-"""The exit code of a run that stopped in good order before its end, as ``EX_TEMPFAIL`` of sysexits.h: try again."""
 
 
 def train(

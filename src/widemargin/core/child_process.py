@@ -28,7 +28,9 @@ FOLLOWS = "WIDEMARGIN_FOLLOWS_PARENT"
 PATIENCE = 120.0
 """Seconds between asking to stop and killing: a step may be compiling."""
 POLL_SECONDS = 0.1
-STOPPED = (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+UNFINISHED = 75
+"""The exit code of a run that stopped in good order before its end, as ``EX_TEMPFAIL`` of sysexits.h: try again."""
+STOPPED = (0, UNFINISHED, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 """Exit codes of what stops in good order when it is asked to."""
 
 Say = Callable[[str], None]

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, TaskCancelledError
 
-from widemargin.core.child_process import ChildProcess, Command, Ending, Say
+from widemargin.core.child_process import UNFINISHED, ChildProcess, Command, Ending, Say
 from widemargin.errors import InputError
 
 TRIES = 20
@@ -31,7 +31,7 @@ def run_command(command: Command) -> Ending:
     context = ray.get_runtime_context()
     child = ChildProcess(command, wait=True, launcher="ray", id=context.get_task_id() or "", node=context.get_node_id())
     ending = child.wait()
-    if ending.code in (-signal.SIGKILL, -signal.SIGTERM) and not ending.asked:
+    if ending.code in (UNFINISHED, -signal.SIGKILL, -signal.SIGTERM) and not ending.asked:
         raise KilledError(ending.why)
     return ending
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import submitit
 
-from widemargin.core.child_process import PATIENCE, POLL_SECONDS, ChildProcess, Command, Ending, Say
+from widemargin.core.child_process import PATIENCE, POLL_SECONDS, UNFINISHED, ChildProcess, Command, Ending, Say
 from widemargin.core.files import write_text_atomic
 from widemargin.core.schema import split_list
 from widemargin.errors import InputError
@@ -42,7 +42,9 @@ class SlurmTask:
         # Slurm's signal reaches every process of the job; this one passes it on as SIGTERM
         self._child = ChildProcess(self.command, wait=True, ignored=signal.SIGUSR2, launcher="slurm", id=job)
         ending = self._child.wait()
-        if ending.code == -signal.SIGTERM and not ending.asked:  # Slurm's, before it kills or signals us, too
+        if (
+            ending.code in (UNFINISHED, -signal.SIGTERM) and not ending.asked
+        ):  # Slurm's, before it kills or signals us, too
             until = time.monotonic() + PATIENCE
             while time.monotonic() < until:
                 time.sleep(POLL_SECONDS)
