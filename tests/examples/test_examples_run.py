@@ -11,6 +11,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "lightning_callback": ("lightning",),
     "transformers_trainer": ("transformers", "accelerate"),
     "accelerate_loop": ("accelerate",),
+    "track_and_export": ("tensorboard", "onnxruntime", "onnxscript"),
 }
 """The libraries of each."""
 
