@@ -25,7 +25,7 @@ def measured(command, *arguments):
 
 
 def test_the_record_has_what_was_measured(command, small_mlp):
-    found = measured(command, "step", *SMALL, "--emr", "approximate")
+    found = measured(command, "step", *SMALL, "--emr", "approximate", "--engine", "eager")
     assert found["device"].startswith("cpu, ")
     assert found["plan"] == "eager, float32"
     assert (found["model"], found["objective"], found["emr"], found["batch_size"]) == ("mlp", "at", "approximate", 3)
