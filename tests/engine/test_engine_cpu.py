@@ -212,6 +212,9 @@ def test_a_cpu_searches_in_bfloat16_where_that_pays(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(plan_module, "quickest_cpu_products", lambda products=products: products)
         assert make_plan("auto", model, (1, 28, 28), CPU, attacks=True) == wanted
         assert make_plan("auto", model, (1, 28, 28), CPU) == Plan()  # nothing to search
+        for before in (Plan(), SEARCH):  # a run goes on as it began, whatever this processor is good at
+            assert make_plan("auto", model, (1, 28, 28), CPU, attacks=True, began_as=before.describe()) == before
+        assert make_plan("auto", model, (1, 28, 28), CPU, attacks=True, began_as="") == Plan()  # which did not say
     assert SEARCH.describe() == "fast, float32, attacks in bfloat16"
 
 

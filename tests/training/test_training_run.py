@@ -150,7 +150,7 @@ def test_the_best_checkpoint_is_that_of_the_highest_robust_validation_accuracy(t
 @pytest.mark.parametrize(("precision", "tf32"), [("float32", False), ("tf32", False), ("bfloat16", True)])
 def test_what_trains_in_bfloat16_is_watched_in_tf32(tiny, tmp_path, monkeypatch, precision, tf32):
     asked = []
-    monkeypatch.setattr(trainer, "make_plan", lambda *_: Plan(engine="fast", precision=precision))
+    monkeypatch.setattr(trainer, "make_plan", lambda *_, **__: Plan(engine="fast", precision=precision))
     monkeypatch.setattr(trainer, "watch", lambda *_, **options: asked.append(options["tf32"]) or {})
     train(tiny("epochs=1"), out=tmp_path)
     assert asked == [tf32]

@@ -58,19 +58,28 @@ class Plan:
 
 
 def make_plan(
-    engine: str, model: nn.Module, image_shape: tuple[int, ...], device: torch.device, *, attacks: bool = False
+    engine: str,
+    model: nn.Module,
+    image_shape: tuple[int, ...],
+    device: torch.device,
+    *,
+    attacks: bool = False,
+    began_as: str | None = None,
 ) -> Plan:
     """The plan for ``auto``, ``eager`` or ``fast``; ``auto`` is fast where there is a GPU.
 
     A CPU that multiplies bfloat16 tensors clearly faster uses them under ``auto`` for the attacks of training, if there
-    are any, and eager float32 for all the rest; under ``fast`` for everything, in whichever way is fastest there.
+    are any, and eager float32 for all the rest; under ``fast`` for everything, in whichever way is fastest there. A run
+    that goes on under ``auto`` on a CPU stays with what it ``began_as`` (the description of its plan).
     """
     choice("", "--engine", engine, ENGINES)
     if engine == "eager":
         return Plan()
     if device.type != "cuda" and engine == "auto":
-        pays = attacks and quickest_cpu_products() == "bfloat16"
-        return Plan(engine="fast", search="bfloat16") if pays else Plan()
+        quick = Plan(engine="fast", search="bfloat16")
+        if began_as is not None:
+            return quick if began_as == quick.describe() else Plan()
+        return quick if attacks and quickest_cpu_products() == "bfloat16" else Plan()
     if device.type != "cuda":
         return Plan(engine="fast", precision=quickest_cpu_products())
     heavy = forward_flops(model, image_shape, device) >= HEAVY

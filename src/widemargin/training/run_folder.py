@@ -237,7 +237,8 @@ def resume(state: TrainState, folder: Path, config: RunConfig) -> None:
         load_weights(state.eval_model, checkpoint.weights, source=path)
         with fitting(path):
             state.restore(checkpoint.training, epoch=checkpoint.description.epoch, step=checkpoint.description.step)
-        state.initial_weights = checkpoint.description.versions.get(INITIAL_WEIGHTS)
+        versions = checkpoint.description.versions
+        state.initial_weights, state.engine = versions.get(INITIAL_WEIGHTS), versions.get("engine", "")
         _check_best(state.best, folder, config, averaged=state.eval_model is state.average)
         _check_best(state.best_averaged, folder / AVERAGED, config, averaged=True)
     state.metrics = truncate_metrics(folder, state.epoch, state.metrics or None)

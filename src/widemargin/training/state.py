@@ -72,6 +72,8 @@ class TrainState:
     """Epoch -> the digest of its line in the metrics (``run_folder``)."""
     initial_weights: str | None = None
     """Which weights of another network the run began with, for its record (``fine_tuning``)."""
+    engine: str | None = None
+    """What a run that goes on was computed with so far, as its checkpoint says; None where it begins."""
     guard: Guard = NO_GUARD
     """What looks for values that are not finite; no part of what a resumed run needs."""
     saved_at: float = -math.inf

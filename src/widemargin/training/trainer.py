@@ -180,15 +180,17 @@ def begin(
         batches = replace(make_batches(config, splits.train, splits.extra), rank=group.rank, processes=group.count)
         state = make_state(config, splits.train)
         synchronize_batch_norms(state.nets, group, sync_bn=options.sync_bn)
-        attacks = config.objective.attacks
-        plan = make_plan(options.engine, state.nets.model, splits.train.image_shape, device, attacks=attacks)
-        if group.count > 1 or not can_fuse(state.optimizer):  # no CUDA graph holds messages between processes
-            plan = replace(plan, graphs=False)
         if group.first and not has_checkpoint(folder):
             load_initial_weights(state, config)
         if group.first:
             resume(state, folder, config)
     broadcast_state(state, group)
+    began_as, attacks = group.on_first(lambda: state.engine), config.objective.attacks
+    plan = make_plan(
+        options.engine, state.nets.model, splits.train.image_shape, device, attacks=attacks, began_as=began_as
+    )
+    if group.count > 1 or not can_fuse(state.optimizer):  # no CUDA graph holds messages between processes
+        plan = replace(plan, graphs=False)
     steps = make_steps(plan, state, config)
     fuse = plan.engine == "fast" and device.type == "cuda"
     state.guard = make_guard(state.nets, state.optimizer, options.on_nonfinite, fuse=fuse)
