@@ -21,7 +21,7 @@ from widemargin.data import Batch
 from widemargin.engine import make_plan
 from widemargin.objectives import OBJECTIVES
 from widemargin.regularizers import Penalty
-from widemargin.training import StepContext, replay, train
+from widemargin.training import StepContext, nonfinite_step, replay, train
 from widemargin.training import step as steps_module
 from widemargin.training.graphed_step import GraphedSteps, make_steps
 from widemargin.training.nonfinite import DeviceGuard, HostGuard, make_guard
@@ -73,6 +73,21 @@ def test_the_run_stops_names_the_step_and_keeps_it(tiny, tmp_path, settings, say
     assert ", ".join(map(str, table["indices"][:8])) + ", ..." in message
     assert "--on-nonfinite skip" in message
     assert load_checkpoint(tmp_path / "last.safetensors").description.epoch == 1
+
+
+def test_a_replay_computes_as_the_run_did(tiny, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="replay"):
+        train(tiny(*LATE, breaking()), out=tmp_path)
+    asked = []
+
+    def noted(*args, **options):
+        asked.append(options["began_as"])
+        return make_plan(*args, **options)
+
+    monkeypatch.setattr(nonfinite_step, "make_plan", noted)
+    replay(tmp_path)
+    versions = load_checkpoint(tmp_path / "last.safetensors").description.versions
+    assert asked == [versions["engine"]]
 
 
 @pytest.mark.parametrize("settings", [{}, {"how": "gradient"}, {"how": "term", "value": "-inf"}])

@@ -98,6 +98,7 @@ def _save_step(state: TrainState, run: RunContext, batch: Batch, context: StepCo
         "indices": batch.indices.tolist(),
         "num_classes": run.splits.train.num_classes,
         "engine": run.options.engine,
+        "plan": run.plan.describe(),
         "device": batch.images.device.type,
         "versions": software_versions(),
         "config": to_dict(run.config),
@@ -153,7 +154,8 @@ def replay(folder: str | Path, *, device: str = "auto", engine: str | None = Non
         prefix = f"nets/{name}/"
         net.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
     shape, attacks = tuple(images.shape[1:]), config.objective.attacks
-    plan = make_plan(engine or table["engine"], state.nets.model, shape, chosen, attacks=attacks)
+    asked, began_as = engine or table["engine"], table.get("plan")
+    plan = make_plan(asked, state.nets.model, shape, chosen, attacks=attacks, began_as=began_as)
     steps = make_steps(plan, state, config)
     recorder = _Recorder(state.nets)
     state.guard = recorder
